@@ -1,0 +1,117 @@
+"""The exceptions of dgnumba, one tree.
+
+::
+
+    DGNumbaError
+    ├── ProblemError        bad argument; also a ValueError
+    │   └── DTypeError      bad dtype; also a TypeError
+    ├── UnsupportedError    no kernel for this problem on this device; .reasons: kernel -> why not
+    ├── PlanError           no candidate left; .reasons: what cut them
+    ├── CompileError        Numba, PTX or ptxas; .log: what the tool said
+    ├── LaunchError         the driver refused; .code: its name and number
+    └── EmulationError      the interpreted kernel did what the hardware forbids
+        ├── DeadlockError       nothing can run, and something has not finished
+        ├── DivergenceError     a collective met by part of its threads
+        ├── RaceError           two accesses that nothing orders
+        │   └── ProxyError          ordered, but without fence.proxy.async between the proxies
+        ├── UninitializedError  a read of memory or registers that nothing wrote
+        ├── BarrierError        an mbarrier or named barrier used against its rules
+        ├── AsyncError          asynchronous work used, or left behind, before it was waited for
+        └── OutOfBoundsError    an address outside the memory it names
+
+A message names the argument, what was expected and what came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class DGNumbaError(Exception):
+    """What every exception of this package is."""
+
+
+class ProblemError(DGNumbaError, ValueError):
+    """An argument that cannot be worked on; raised before anything is written."""
+
+
+class DTypeError(ProblemError, TypeError):
+    """An argument of a dtype that is not taken."""
+
+
+class _ReasonedError(DGNumbaError):
+    def __init__(self, message: str, reasons: Mapping[str, str] | None = None) -> None:
+        self.reasons: dict[str, str] = dict(reasons or {})
+        lines = [message, *(f"  {name}: {why}" for name, why in self.reasons.items())]
+        super().__init__("\n".join(lines))
+
+
+class UnsupportedError(_ReasonedError):
+    """No kernel takes this problem on this device; `reasons` says, kernel by kernel, why."""
+
+
+class PlanError(_ReasonedError):
+    """No candidate is left for a kernel that takes the problem; `reasons` says what cut them."""
+
+
+class CompileError(DGNumbaError):
+    """A kernel did not compile or assemble; `log` holds what the tool said."""
+
+    def __init__(self, message: str, log: str = "") -> None:
+        self.log = log
+        super().__init__(f"{message}\n{log}" if log else message)
+
+
+class LaunchError(DGNumbaError):
+    """The driver refused a load, a tensor map or a launch; `code` is its own name for why."""
+
+    def __init__(self, message: str, code: str = "") -> None:
+        self.code = code
+        super().__init__(f"{message} ({code})" if code else message)
+
+
+class EmulationError(DGNumbaError):
+    """The interpreted kernel did something that the hardware forbids or leaves undefined.
+
+    `problem` is the message alone; `where` says which thread, operation and source line (empty
+    outside a kernel).
+    """
+
+    def __init__(self, problem: str, where: str = "") -> None:
+        self.problem, self.where = problem, where
+        super().__init__(problem)
+
+    def __str__(self) -> str:
+        return f"{self.problem}\n  at {self.where}" if self.where else self.problem
+
+
+class DeadlockError(EmulationError):
+    """Nothing can run, and something has not finished."""
+
+
+class DivergenceError(EmulationError):
+    """A collective operation was met by only part of the threads that it needs."""
+
+
+class RaceError(EmulationError):
+    """Two accesses conflict, and nothing orders one before the other."""
+
+
+class ProxyError(RaceError):
+    """The generic and the asynchronous proxy meet at one address without fence.proxy.async between them."""
+
+
+class UninitializedError(EmulationError):
+    """A read of shared memory, local memory or registers that nothing wrote."""
+
+
+class BarrierError(EmulationError):
+    """An mbarrier, or a named barrier, used against its rules."""
+
+
+class AsyncError(EmulationError):
+    """Asynchronous work used, or left behind, before it was waited for."""
+
+
+class OutOfBoundsError(EmulationError):
+    """An access outside the memory that it names, or misaligned for its size."""

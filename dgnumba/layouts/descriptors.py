@@ -1,0 +1,118 @@
+"""What tells the hardware how a tile lies: the tensor map of TMA, and the matrix descriptor of wgmma."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from .._numba import device_function
+from ..dtypes import DTYPES
+from ..errors import DTypeError, ProblemError
+from ..integers import u32
+from .swizzle import SWIZZLES
+
+MAX_BOX = 256
+"""A box has at most this many elements along each dimension (CUDA driver API, cuTensorMapEncodeTiled)."""
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A tensor in global memory and the box that one TMA operation moves; innermost dimension first.
+
+    dtype    element type, a name in `DTYPES`
+    dims     elements
+    strides  bytes from one element to the next along dims[1:]; multiples of 16
+    box      elements; the innermost row is a multiple of 16 bytes, and not longer than the swizzle
+    swizzle  0, 32, 64 or 128: bytes of a swizzled row (`layouts.swizzle`)
+    array    the array itself: its memory must outlive the map
+    """
+
+    is_tensor_map: ClassVar[bool] = True
+
+    dtype: str
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int = 0
+    array: Any = None
+
+    def __post_init__(self) -> None:
+        size = DTYPES[self.dtype].itemsize
+        row = self.box[0] * size if self.box else 0
+        rules = {
+            f"1 to 5 dimensions, with a box entry each and a stride for all but the first: {self.dims}, {self.box}, {self.strides}": 1
+            <= len(self.dims)
+            <= 5
+            and len(self.dims) == len(self.box) == len(self.strides) + 1,
+            f"extents from 1 to 2^32, got {self.dims}": all(1 <= d <= 2**32 for d in self.dims),
+            f"box entries from 1 to {MAX_BOX}, got {self.box}": all(1 <= b <= MAX_BOX for b in self.box),
+            f"strides that are multiples of 16 bytes, got {self.strides}": all(s % 16 == 0 and 0 <= s < 2**40 for s in self.strides),
+            f"a swizzle of {SWIZZLES}, got {self.swizzle}": self.swizzle in SWIZZLES,
+            f"box rows of a multiple of 16 bytes, got {row}": row % 16 == 0,
+            f"box rows not longer than the swizzle, got {row} bytes for swizzle {self.swizzle}": self.swizzle == 0 or row <= self.swizzle,
+        }
+        for rule, holds in rules.items():
+            if not holds:
+                raise ProblemError(f"tensor map: expected {rule}")
+
+    @property
+    def box_bytes(self) -> int:
+        """Bytes that one load brings, whether the box overhangs the tensor or not."""
+        total = DTYPES[self.dtype].itemsize
+        for entry in self.box:
+            total *= entry
+        return total
+
+    @classmethod
+    def of(cls, array: Any, box: tuple[int, ...], *, swizzle: int = 0, dtype: str | None = None) -> TensorMap:
+        """The map of a whole array (NumPy, or CuPy) whose last axis is contiguous; `box` innermost first."""
+        name = dtype or str(array.dtype)
+        size = DTYPES[name].itemsize
+        if array.itemsize != size:
+            raise DTypeError(f"tensor map: expected elements of {size} bytes for {name}, got {array.dtype}")
+        if array.shape and array.shape[-1] > 1 and array.strides[-1] != size:
+            raise ProblemError(f"tensor map: expected a contiguous last axis (stride {size} bytes), got byte strides {list(array.strides)}")
+        return cls(name, tuple(int(s) for s in array.shape[::-1]), tuple(int(s) for s in array.strides[-2::-1]), tuple(box), swizzle, array)
+
+
+_LAYOUT_TYPE = {128: 1, 64: 2, 32: 3}
+
+
+@dataclass(frozen=True)
+class SmemDescriptor:
+    """How a K-major operand tile of wgmma lies in shared memory: rows of `swizzle` bytes, eight rows `stride` bytes apart.
+
+        63..62 layout type | 51..49 base offset | 45..32 stride / 16 | 29..16 leading / 16 | 13..0 address / 16
+
+    Only the low word depends on the address, so a kernel keeps 32 bits and the high word is a constant of the instruction. K advances inside the
+    swizzled row by adding the plain byte offset: 32 bytes are 2 units. Source: PTX ISA 9.0, "Matrix descriptor".
+    """
+
+    swizzle: int = 128
+
+    def __post_init__(self) -> None:
+        if self.swizzle not in (32, 64, 128):
+            raise ProblemError(f"matrix descriptor: expected a swizzle of 32, 64 or 128, got {self.swizzle}")
+
+    @property
+    def stride(self) -> int:
+        """Bytes between groups of eight rows."""
+        return 8 * self.swizzle
+
+    @property
+    def high(self) -> int:
+        """Bits 63..32."""
+        return _LAYOUT_TYPE[self.swizzle] << 30 | self.stride >> 4
+
+    @staticmethod
+    def decode(descriptor: int) -> tuple[int, int, int]:
+        """(address, stride in bytes, swizzle) of a 64-bit descriptor."""
+        swizzle = {kind: mode for mode, kind in _LAYOUT_TYPE.items()}[descriptor >> 62]
+        return (descriptor & 0x3FFF) << 4, (descriptor >> 32 & 0x3FFF) << 4, swizzle
+
+
+@device_function
+def low_word(address: u32) -> u32:
+    """Bits 31..0 of the descriptor of the tile at shared `address` (leading dimension 16 bytes: without meaning when swizzled)."""
+    # NOTE: in a cluster a shared address carries the CTA's rank in its high bits; only the low 18 are the tile's place.
+    return u32((address & 0x3FFFF) >> 4 | 0x10000)

@@ -1,0 +1,77 @@
+"""Who holds what: the elements of a tile in the registers of a warp or warpgroup.
+
+A `LaneMap` gives row and column for (lane, register element) as integer arrays; it is a bijection onto its tile. The kernels' addresses, the
+emulator's instructions and the pictures all ask the same maps. Sources: PTX ISA 9.0, "Register fragments for wgmma", "ldmatrix", "stmatrix".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class LaneMap:
+    """Element `i` of lane `l` is at (row[l, i], col[l, i]) of a tile of `shape`."""
+
+    name: str
+    shape: tuple[int, int]
+    row: IntArray
+    col: IntArray
+
+    def __post_init__(self) -> None:
+        for index in (self.row, self.col):
+            index.flags.writeable = False
+
+    @property
+    def lanes(self) -> int:
+        """How many lanes hold the tile: a warp's 32 or a warpgroup's 128."""
+        return int(self.row.shape[0])
+
+    def gather(self, tile: NDArray[np.generic]) -> NDArray[np.generic]:
+        """[lanes, elements] of what each lane holds of `tile`."""
+        return tile[self.row, self.col]
+
+    def scatter(self, held: NDArray[np.generic]) -> NDArray[np.generic]:
+        """The tile of which `held` [lanes, elements] is what each lane holds; the inverse of `gather`."""
+        tile = np.empty(self.shape, held.dtype)
+        tile[self.row, self.col] = held
+        return tile
+
+
+def _grid(lanes: int, elements: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Warp, lane in the warp, and element index, as [lanes, elements] arrays."""
+    thread, i = np.meshgrid(np.arange(lanes), np.arange(elements), indexing="ij")
+    return thread // 32, thread % 32, i
+
+
+@cache
+def wgmma_accumulator(n: int) -> LaneMap:
+    """The 64 x n accumulator of wgmma: 128 lanes, n/2 registers.
+
+    Register 4j + {0, 1} is row 16 warp + lane/4, columns 8j + 2(lane%4) + {0, 1}; register 4j + {2, 3} the same columns, 8 rows lower.
+    """
+    warp, lane, i = _grid(128, n // 2)
+    return LaneMap("WGMMA_ACCUMULATOR", (64, n), 16 * warp + lane // 4 + 8 * (i % 4 // 2), 8 * (i // 4) + 2 * (lane % 4) + i % 2)
+
+
+@cache
+def wgmma_a_fp8() -> LaneMap:
+    """The 64 x 32 FP8 operand A of wgmma in registers: 128 lanes, four registers of four bytes.
+
+    Byte b of register r is row 16 warp + lane/4 + 8 (r%2), column 16 (r/2) + 4 (lane%4) + b.
+    """
+    warp, lane, i = _grid(128, 16)
+    return LaneMap("WGMMA_A_FP8", (64, 32), 16 * warp + lane // 4 + 8 * (i // 4 % 2), 16 * (i // 8) + 4 * (lane % 4) + i % 4)
+
+
+@cache
+def matrix_8x8() -> LaneMap:
+    """One 8x8 matrix of 16-bit elements of ldmatrix and stmatrix: 32 lanes, two elements; lane holds row lane/4, columns 2(lane%4) + {0, 1}."""
+    _, lane, i = _grid(32, 2)
+    return LaneMap("MATRIX_8X8", (8, 8), lane // 4, 2 * (lane % 4) + i)

@@ -1,0 +1,85 @@
+"""Lay out: a call's arrays in the form that the kernels' TMA reads, by view where they are so already, else by a copy that is named.
+
+TMA takes rows whose elements are neighbours in memory, 16-byte-aligned bases, and row pitches that are multiples of 16 bytes. A store
+writes whole pieces of 16 bytes: where the last piece of a row reaches past the tensor it writes what lies there too (H200, 2026-11-29; a load
+zero-fills by the element). So D's rows must be whole pieces as well. What does not comply goes through a padded copy: `LaidOut.copies` says
+which, and `explain` prints it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..problem import GemmProblem, Operands
+from ..xp import address, device_of, namespace
+from .scales import TMA_ALIGNMENT, get_mn_major_tma_aligned_tensor
+
+
+@dataclass(frozen=True, eq=False)
+class LaidOut:
+    """Arrays that a kernel can be bound to.
+
+    a, b    uint8 [M, K], [N, K], K contiguous
+    sfa     float32 [M, K/128], M contiguous (MN-major)
+    sfb     float32 [N/128, K/128], K contiguous
+    d       [M, N or a little more], N contiguous; `target` is the caller's, to which the first N columns are copied when it is another
+    c       None, or what is added to the product before the one rounding to `target`
+    copies  what had to be copied, in words
+    """
+
+    problem: GemmProblem
+    a: Any
+    sfa: Any
+    b: Any
+    sfb: Any
+    d: Any
+    target: Any
+    c: Any
+    copies: tuple[str, ...]
+
+
+def lay_out(operands: Operands) -> LaidOut:
+    """Lay out the operands of one call; on their device, in the current stream."""
+    copies: list[str] = []
+    a = _rows("a", operands.a, copies)
+    b = _rows("b", operands.b, copies)
+    sfb = _rows("sfb", operands.sfb, copies)
+    sfa = get_mn_major_tma_aligned_tensor(operands.sfa)
+    if address(sfa) != address(operands.sfa):
+        copies.append(f"sfa: row-major {list(operands.sfa.shape)} turned to MN-major, rows of 16-byte multiples")
+    d = operands.d
+    if not complies(d) or d.shape[1] * d.itemsize % TMA_ALIGNMENT:
+        per_piece = TMA_ALIGNMENT // d.itemsize
+        d = _padded((d.shape[0], -(-d.shape[1] // per_piece) * per_piece), d.dtype, d)
+        copies.append(f"d: byte strides {list(operands.d.strides)}; computed in a padded buffer of {list(d.strides)}, then copied")
+    return LaidOut(operands.problem, a, sfa, b, sfb, d, operands.d, operands.c, tuple(copies))
+
+
+def complies(x: Any) -> bool:
+    """Whether TMA can address the rows of a 2D array."""
+    pitch, step = x.strides
+    is_tight = step == x.itemsize or x.shape[1] == 1
+    return is_tight and pitch % TMA_ALIGNMENT == 0 and pitch >= x.shape[1] * x.itemsize and address(x) % TMA_ALIGNMENT == 0
+
+
+def _rows(name: str, x: Any, copies: list[str]) -> Any:
+    if complies(x):
+        return x
+    out = _padded(x.shape, x.dtype, x)
+    with device_of(x):
+        out[...] = x
+    copies.append(f"{name}: byte strides {list(x.strides)} (TMA: 1 element, a multiple of 16) copied to {list(out.strides)}")
+    return out
+
+
+def _padded(shape: tuple[int, ...], dtype: Any, like: Any) -> Any:
+    """A new array of `shape` whose row pitch is a multiple of 16 bytes; 16-byte aligned."""
+    rows, columns = shape
+    per_row = TMA_ALIGNMENT // dtype.itemsize
+    pitch = max(1, -(-columns // per_row)) * per_row
+    with device_of(like):
+        # NumPy promises 16-byte alignment nowhere: ask for a row more, and begin where it is
+        flat = namespace(like).empty(rows * pitch + per_row, dtype)
+        skip = -address(flat) % TMA_ALIGNMENT // dtype.itemsize
+        return flat[skip : skip + rows * pitch].reshape(rows, pitch)[:, :columns]

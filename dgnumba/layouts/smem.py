@@ -1,0 +1,54 @@
+"""The shared-memory map of a kernel: named regions, their stages, offsets and alignment, computed once and never typed in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Region:
+    """`stages` slots of `nbytes` each, one after another from `offset` (bytes from the aligned base)."""
+
+    name: str
+    offset: int
+    nbytes: int
+    stages: int
+
+    @property
+    def end(self) -> int:
+        """Bytes from the base to behind the last slot."""
+        return self.offset + self.nbytes * self.stages
+
+
+@dataclass(frozen=True)
+class SmemMap:
+    """Regions in order. `base_alignment` is what the dynamic block's base must be raised to: CUDA promises 16 bytes only."""
+
+    regions: tuple[Region, ...]
+    base_alignment: int = 1024
+
+    @classmethod
+    def of(cls, *parts: tuple[str, int, int, int], base_alignment: int = 1024) -> SmemMap:
+        """`parts`: (name, bytes of a slot, stages, alignment in bytes), laid out in order."""
+        regions, offset = [], 0
+        for name, nbytes, stages, alignment in parts:
+            offset = (offset + alignment - 1) // alignment * alignment
+            regions.append(Region(name, offset, nbytes, stages))
+            offset += nbytes * stages
+        return cls(tuple(regions), base_alignment)
+
+    def __getitem__(self, name: str) -> Region:
+        return next(r for r in self.regions if r.name == name)
+
+    def __iter__(self) -> Iterator[Region]:
+        return iter(self.regions)
+
+    @property
+    def launch_bytes(self) -> int:
+        """Dynamic shared memory to ask for: the regions, and room to align the base. A base is 1024-aligned in practice, not by promise."""
+        return self.regions[-1].end + self.base_alignment
+
+    def __str__(self) -> str:
+        rows = [f"{r.offset:7d}  {r.name:12s} {r.stages:3d} x {r.nbytes} B" for r in self.regions if r.nbytes]
+        return "\n".join([*rows, f"{self.launch_bytes:7d}  bytes asked for at launch"])

@@ -1,0 +1,212 @@
+"""What the larger instructions mean, in NumPy: boxes of TMA, 8x8 matrices, tiles of wgmma; for the bodies in `tma`, `matrix` and `wgmma`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import DTYPES
+from ..emu import AsyncOp, Fragment, Region, cta, lanes, thread, uniform, warpgroup
+from ..emu.tensor_core import multiply_add
+from ..errors import DivergenceError, EmulationError, OutOfBoundsError
+from ..layouts.descriptors import SmemDescriptor, TensorMap
+from ..layouts.lanes import wgmma_a_fp8, wgmma_accumulator
+from ..layouts.swizzle import ALIGNMENT, CHUNK, swizzle
+
+K_BYTES = 32  # of one wgmma step
+Bytes = np.ndarray
+
+
+# TMA
+
+
+def _signed(coordinate: int) -> int:
+    return coordinate - (1 << 32) if coordinate >> 31 else coordinate
+
+
+class Box:
+    """The box of `tmap` at `coordinates` (innermost first): its bytes in global memory, and where they lie in shared memory.
+
+    shape      bytes of the box: outer dimensions first, the innermost in bytes
+    inside     the part of the box that lies in the tensor, as an index
+    in_tensor  that part in global memory, a view
+    """
+
+    def __init__(self, tmap: TensorMap, coordinates: Sequence[int], is_store: bool) -> None:
+        size = DTYPES[tmap.dtype].itemsize
+        first = [_signed(int(c)) for c in coordinates]
+        if len(first) != len(tmap.dims):
+            raise OutOfBoundsError(
+                f"tensor map: expected {len(tmap.dims)} coordinates for its {len(tmap.dims)} dimensions, got {len(first)}"
+            )
+        if first[0] * size % CHUNK:
+            raise OutOfBoundsError(
+                f"TMA: expected an innermost coordinate that is a multiple of {CHUNK} bytes ({CHUNK // size} of {tmap.dtype}), got {first[0]}"
+            )
+        extents, dims, start = list(tmap.box), list(tmap.dims), first
+        extents[0], dims[0], start[0] = extents[0] * size, dims[0] * size, start[0] * size
+        if is_store:  # whole chunks are written, also where the last one of a row reaches past the tensor (H200, 2026-11-29)
+            dims[0] = -(-dims[0] // CHUNK) * CHUNK
+        self.nbytes, self.swizzle = tmap.box_bytes, tmap.swizzle
+        self.shape = tuple(reversed(extents))
+        clipped = [(max(s, 0), min(s + e, d)) for s, e, d in zip(start, extents, dims)]
+        clipped = [(low, max(low, high)) for low, high in clipped]
+        self.inside = tuple(slice(low - s, high - s) for (low, high), s in reversed(list(zip(clipped, start))))
+        tensor = _tensor_bytes(tmap, dims[0], is_store)
+        self.in_tensor = tensor[tuple(slice(low, high) for low, high in reversed(clipped))]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it lies in the tensor."""
+        return all(s == slice(0, extent) for s, extent in zip(self.inside, self.shape))
+
+    def order(self, address: int) -> np.ndarray:
+        """For each 16-byte chunk of the box, in order, its place in shared memory from `address` on, in chunks."""
+        return _order(address % ALIGNMENT[self.swizzle], self.nbytes, self.swizzle)
+
+    def check_address(self, address: int) -> None:
+        """Raise unless TMA takes this shared address."""
+        if address % 128:
+            raise OutOfBoundsError(f"TMA: expected a shared address that is a multiple of 128, got {address:#x}")
+
+
+def _tensor_bytes(tmap: TensorMap, row: int, is_store: bool) -> Bytes:
+    """The whole tensor as bytes, `row` of them in the innermost dimension; its memory must belong to an array of the launch."""
+    if not isinstance(tmap.array, np.ndarray):
+        raise EmulationError(f"tensor map: expected one of a NumPy array, got one of {type(tmap.array).__name__}")
+    shape = (*reversed(tmap.dims[1:]), row)
+    strides = (*reversed(tmap.strides), 1)
+    extent = sum((n - 1) * s for n, s in zip(shape, strides)) + 1
+    flat = cta().gmem.bytes_at(tmap.array.__array_interface__["data"][0], extent, 16, is_store)
+    return np.lib.stride_tricks.as_strided(flat, shape, strides)
+
+
+@lru_cache(maxsize=256)
+def _order(offset: int, nbytes: int, mode: int) -> np.ndarray:
+    plain = offset + np.arange(0, nbytes, CHUNK)
+    return (swizzle(plain, mode) - offset) // CHUNK
+
+
+def tma_load(name: str, dst: int, tmap: TensorMap, bar: int, coordinates: Sequence[int], mask: int | None = None) -> None:
+    """Load a box into this CTA, or into every CTA of `mask`, each with its own mbarrier."""
+    box, here = Box(tmap, coordinates, is_store=False), cta()
+    box.check_address(dst)
+    for rank in [here.rank] if mask is None else [r for r in range(32) if mask >> r & 1]:
+        target = here if rank == here.rank else here.cluster.locate(here.cluster.map(dst, rank))[0]
+        region = Region(int(dst), box.nbytes)
+
+        def act(smem: Any = target.smem, region: Region = region) -> None:
+            data = np.zeros(box.shape, np.uint8)
+            data[box.inside] = box.in_tensor
+            out = np.empty((box.nbytes // CHUNK, CHUNK), np.uint8)
+            out[box.order(region.address)] = data.reshape(-1, CHUNK)
+            smem.poke(region, out)
+
+        here.mbarrier(bar if target is here else here.cluster.map(bar, rank)).load(AsyncOp(name, act, writes=[region]), box.nbytes)
+
+
+def tma_store(name: str, tmap: TensorMap, src: int, coordinates: Sequence[int]) -> None:
+    """Store a box from this CTA; the chunks that fall outside the tensor are not even read."""
+    box, here = Box(tmap, coordinates, is_store=True), cta()
+    box.check_address(src)
+    source = Region(int(src), box.nbytes)
+    here.smem.check_bounds(source.address, source.nbytes, CHUNK)
+
+    def act() -> None:
+        data = here.smem.peek(source).reshape(-1, CHUNK)[box.order(source.address)].reshape(box.shape)
+        box.in_tensor[...] = data[box.inside]
+
+    reads = [source]
+    if not box.is_whole:
+        needed = np.zeros(box.shape, bool)
+        needed[box.inside] = True
+        chunks = box.order(source.address)[needed.reshape(-1, CHUNK).any(axis=1)]
+        reads = [Region.of(source.address + chunks * CHUNK)] if len(chunks) else []
+    thread().bulk.issue(AsyncOp(name, act, reads=reads))
+
+
+def bulk_load(name: str, dst: int, src: int, nbytes: int, bar: int) -> None:
+    """Copy contiguous bytes into this CTA."""
+    here = cta()
+    region = Region(int(dst), int(nbytes))
+    for what, value in (("dst", dst), ("src", src), ("nbytes", nbytes)):
+        if value % CHUNK:
+            raise OutOfBoundsError(f"{name}: expected {what} to be a multiple of {CHUNK}, got {int(value):#x}")
+    source = here.gmem.bytes_at(int(src), int(nbytes), CHUNK)
+    here.mbarrier(bar).load(AsyncOp(name, lambda: here.smem.poke(region, source), writes=[region]), region.nbytes)
+
+
+# 8x8 matrices
+
+
+def stmatrix(addresses: Sequence[int], *registers: Sequence[int]) -> None:
+    """Lane 8i + r gives the address of row r of matrix i; lane L holds two elements of row L/4 of each."""
+    if len(addresses) != 32:
+        raise DivergenceError(f"stmatrix: expected a warp of 32 lanes, got {len(addresses)}")
+    rows = np.array(registers, np.uint32).reshape(-1, 4).view(np.uint8)
+    cta().smem.store_rows(addresses[: len(rows)], rows)
+
+
+# wgmma
+
+
+@lru_cache(maxsize=1024)
+def _operand_chunks(address: int, rows: int, stride: int, mode: int) -> np.ndarray:
+    row = np.arange(rows)[:, None]
+    plain = address + row // 8 * stride + row % 8 * mode + np.arange(0, K_BYTES, CHUNK)
+    chunks: np.ndarray = swizzle(plain, mode)
+    return chunks
+
+
+def _operand(name: str, low_word: int, layout: SmemDescriptor, rows: int) -> Region:
+    """The bytes of a K-major operand: `rows` rows of 32."""
+    address, stride, mode = SmemDescriptor.decode(layout.high << 32 | int(low_word))
+    tile = address - address % mode
+    if tile % ALIGNMENT[mode]:
+        raise OutOfBoundsError(f"{name}: a tile with swizzle {mode} begins at a multiple of {ALIGNMENT[mode]}, got {tile:#x}")
+    return Region.of(_operand_chunks(address, rows, stride, mode))
+
+
+def _decode(codes: Bytes, dtype: str) -> np.ndarray:
+    row = DTYPES[dtype]
+    return codes.view(row.numpy).astype(np.float32)
+
+
+def _smallest(dtype: str) -> int:
+    return 1 - DTYPES[dtype].bias
+
+
+def wgmma(
+    name: str, acc: Sequence[Any], a: Sequence[Any], a_layout: SmemDescriptor | None, b: Sequence[int], b_layout: SmemDescriptor,
+    accumulate: Sequence[int], dtypes: tuple[str, str], rows: int = 64,
+) -> list[Fragment]:  # fmt: skip
+    """One step: 64 x N += 64 x 32 @ 32 x N. `a` holds descriptors if `a_layout` is given, else registers."""
+    smem, columns = cta().smem, 2 * len(acc[0])
+    held = [f.for_wgmma(t) if isinstance(f, Fragment) else np.array(f, np.float32) for f, t in zip(acc, lanes())]
+    b_region = _operand("desc_b", uniform(b, "desc_b"), b_layout, columns)
+    a_region = None if a_layout is None else _operand("desc_a", uniform(a, "desc_a"), a_layout, rows)
+    is_fresh = not uniform(accumulate, "accumulate")
+    out = np.full((128, columns // 2), np.nan, np.float32)
+    lane_map = wgmma_accumulator(columns)
+
+    def act() -> None:
+        a_bytes = smem.peek(a_region).reshape(rows, K_BYTES) if a_region else _registers_a(a)
+        b_bytes = smem.peek(b_region).reshape(columns, K_BYTES)
+        start = None if is_fresh else lane_map.scatter(np.stack(held))[:rows]
+        product = multiply_add(start, _decode(a_bytes, dtypes[0]), _decode(b_bytes, dtypes[1]), _smallest(dtypes[0]), _smallest(dtypes[1]))
+        tile = np.full((64, columns), np.nan, np.float32)  # rows of A that hold no data give garbage: here NaN
+        tile[:rows] = product
+        out[...] = lane_map.gather(tile)
+
+    op = AsyncOp(name, act, reads=[r for r in (a_region, b_region) if r])
+    warpgroup().mma.issue(op)
+    return [Fragment(row, op) for row in out]
+
+
+def _registers_a(registers: Sequence[Sequence[int]]) -> Bytes:
+    held = np.array(registers, np.uint32).view(np.uint8)  # [128, 16]
+    tile: Bytes = wgmma_a_fp8().scatter(held)
+    return tile

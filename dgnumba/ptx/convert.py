@@ -1,0 +1,178 @@
+"""Conversions between number formats, packed two or four to a register."""
+
+import ml_dtypes
+import numpy as np
+
+from ..arithmetic import fma32
+from ..dtypes import DTYPES
+from ._declare import Fragment, Registers, f32, op, u32
+
+
+@op("cvt.rn.bf16x2.f32 {out}, {high}, {low};", pure=True)
+def f32x2_to_bf16x2(low: f32, high: f32) -> u32:
+    """cvt.rn.bf16x2.f32 - two float32 to two bfloat16, nearest even; `low` in bits 0-15.
+
+    PTX:       ISA 9.0, "cvt"; sm_80+
+    Scope:     thread
+    Args:      low, high  float32
+    Returns:   u32
+    Emulates:  exactly; a NaN becomes the canonical one
+    """
+    pair = np.array([low, high], np.float32).astype(ml_dtypes.bfloat16)
+    return u32(pair.view(np.uint32)[0])
+
+
+@op("cvt.rn.f16x2.f32 {out}, {high}, {low};", pure=True)
+def f32x2_to_f16x2(low: f32, high: f32) -> u32:
+    """cvt.rn.f16x2.f32 - two float32 to two float16, nearest even; `low` in bits 0-15; overflow gives infinity.
+
+    PTX:       ISA 9.0, "cvt"; sm_80+
+    Scope:     thread
+    Args:      low, high  float32
+    Returns:   u32
+    Emulates:  exactly; a NaN becomes the canonical one
+    """
+    with np.errstate(over="ignore"):
+        pair = np.array([low, high], np.float32).astype(np.float16)
+    return u32(pair.view(np.uint32)[0])
+
+
+@op("fma.rn.f32 {out}, {a}, {b}, {c};", pure=True)
+def fma(a: f32, b: f32, c: f32) -> f32:
+    """fma.rn.f32 - a * b + c, rounded once.
+
+    PTX:       ISA 9.0, "fma"
+    Scope:     thread
+    Args:      a, b, c  float32
+    Returns:   float32
+    Emulates:  exactly
+    """
+    return f32(fma32(a, b, c))
+
+
+@op("add.rn.f32 {out}, {x}, {y};", pure=True)
+def add(x: f32, y: f32) -> f32:
+    """add.rn.f32 - x + y, which no compiler fuses with a product.
+
+    PTX:       ISA 9.0, "add"
+    Scope:     thread
+    Args:      x, y  float32
+    Returns:   float32
+    Emulates:  exactly
+    """
+    return f32(x) + f32(y)
+
+
+@op("div.rn.f32 {out}, {x}, {y};", pure=True)
+def divide(x: f32, y: f32) -> f32:
+    """div.rn.f32 - x / y, correctly rounded, subnormals kept.
+
+    PTX:       ISA 9.0, "div"; sm_20+
+    Scope:     thread
+    Args:      x, y  float32
+    Returns:   float32
+    Emulates:  exactly; by zero gives infinity, or NaN
+    """
+    with np.errstate(all="ignore"):
+        return f32(x) / f32(y)
+
+
+@op("{{ .reg .f32 t; abs.f32 t, {x}; max.NaN.f32 {out}, {largest}, t; }}", pure=True)
+def max_magnitude(largest: f32, x: f32) -> f32:
+    """max.NaN.f32 - the larger of `largest` and |x|; NaN if either is.
+
+    PTX:       ISA 9.0, "max"; sm_80+
+    Scope:     thread
+    Args:      largest, x  float32
+    Returns:   float32
+    Emulates:  exactly
+    """
+    return np.maximum(f32(largest), np.abs(f32(x)))
+
+
+@op("mov.b32 {out}, {x};", pure=True)
+def f32_to_bits(x: f32) -> u32:
+    """mov.b32 - the bits of a float32.
+
+    PTX:       ISA 9.0, "mov"
+    Scope:     thread
+    Args:      x  float32
+    Returns:   u32
+    Emulates:  exactly
+    """
+    return u32(f32(x).view(np.uint32))
+
+
+@op("mov.b32 {out}, {bits};", pure=True)
+def bits_to_f32(bits: u32) -> f32:
+    """mov.b32 - the float32 of these bits.
+
+    PTX:       ISA 9.0, "mov"
+    Scope:     thread
+    Args:      bits  u32
+    Returns:   float32
+    Emulates:  exactly
+    """
+    return np.uint32(bits).view(np.float32)
+
+
+@op("{{ .reg .b32 t; shl.b32 t, {pair}, 16; mov.b32 {out[0]}, t; and.b32 t, {pair}, 0xffff0000; mov.b32 {out[1]}, t; }}", pure=True)
+def bf16x2_to_f32x2(pair: u32) -> Fragment(2):
+    """shl.b32, and.b32 - two bfloat16 as float32, the one in bits 0-15 first.
+
+    PTX:       ISA 9.0, "shl", "and"
+    Scope:     thread
+    Args:      pair  u32
+    Returns:   two float32
+    Emulates:  exactly
+    """
+    return np.array([int(pair) << 16 & 0xFFFFFFFF, int(pair) & 0xFFFF0000], np.uint32).view(np.float32)
+
+
+@op("{{ .reg .b16 low, high; mov.b32 {{low, high}}, {pair}; cvt.f32.f16 {out[0]}, low; cvt.f32.f16 {out[1]}, high; }}", pure=True)
+def f16x2_to_f32x2(pair: u32) -> Fragment(2):
+    """cvt.f32.f16 - two float16 as float32, the one in bits 0-15 first.
+
+    PTX:       ISA 9.0, "cvt"; sm_53+
+    Scope:     thread
+    Args:      pair  u32
+    Returns:   two float32
+    Emulates:  exactly
+    """
+    return np.array([int(pair)], np.uint32).view(np.float16).astype(np.float32)
+
+
+@op(
+    "{{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, {x1}, {x0}; cvt.rn.satfinite.e4m3x2.f32 high, {x3}, {x2}; "
+    "mov.b32 {out}, {{low, high}}; }}",
+    pure=True,
+)
+def f32x4_to_e4m3x4(x0: f32, x1: f32, x2: f32, x3: f32) -> u32:
+    """cvt.rn.satfinite.e4m3x2.f32 - four float32 to four e4m3, nearest even; `x0` in bits 0-7.
+
+    What lies beyond the range, infinity too, becomes the largest e4m3, 448, with its sign; NaN becomes 0x7f. (PTX puts the first source of
+    a pair in the upper half.)
+
+    PTX:       ISA 9.0, "cvt"; sm_89+
+    Scope:     thread
+    Args:      x0, x1, x2, x3  float32
+    Returns:   u32
+    Emulates:  exactly
+    """
+    codes = DTYPES["float8_e4m3fn"].encode(np.array([x0, x1, x2, x3], np.float32))
+    return u32(codes.view(np.uint32)[0])
+
+
+@op("// forget", tied="registers")
+def forget(registers: Registers) -> Registers:
+    """forget - the same registers, as if the compiler saw them for the first time: no instruction.
+
+    What was computed from them before is computed anew where it is needed again, in the place of being kept in registers.
+
+    PTX:       none
+    Scope:     thread
+    Args:      registers  u32 registers
+    Returns:   registers
+    Emulates:  exactly
+    """
+    return registers

@@ -1,0 +1,154 @@
+"""Work on the registers of a fragment, one thread's share of a tile: loops over registers that are unrolled at compile time."""
+
+from collections.abc import Callable
+from math import gcd
+from typing import Any
+
+import numpy as np
+
+from ..arithmetic import fma32
+from ..emu import Fragment as Held
+from . import memory
+from ._declare import Fragment, Imm, f32, select, u32, unrolled
+from .convert import fma
+
+
+@unrolled(emulate=lambda count: Held(np.zeros(count, np.float32)))
+def zero(count: Imm) -> Fragment(lambda sizes: sizes["count"]):
+    """zero - `count` registers of 0.0.
+
+    PTX:       mov.f32
+    Scope:     thread
+    Args:      count  constant
+    Returns:   a fragment
+    Emulates:  exactly
+    """
+    return (0.0,) * count
+
+
+def _promote(total: Any, acc: Any, scales: Any) -> Any:
+    pairs = np.array([float(s) for s in scales], np.float32).reshape(-1, 2)
+    by_group = np.repeat(pairs, len(acc) // 4 // len(pairs), axis=0)
+    return Held(fma32(np.repeat(by_group, 2, axis=1).reshape(-1), acc.values, total.values))
+
+
+@unrolled(tied="total", emulate=_promote)
+def promote(total: Fragment, acc: Fragment, scales: Fragment) -> Fragment:
+    """fma.rn.f32 - total += scale * acc, in float32, register by register.
+
+    PTX:       ISA 9.0, "fma"
+    Scope:     thread
+    Args:      total   fragment of a float32 sum
+               acc     fragment, as long: what the tensor core summed over one block of K
+               scales  pairs (rows r, rows r + 8), one for each of the equal column segments of the tile
+    Returns:   total
+    Lanes:     layouts.lanes.WGMMA_ACCUMULATOR, both
+    Emulates:  exactly
+    """
+    per_segment = len(acc) // (len(scales) // 2)
+    return tuple(fma(scales[2 * (i // per_segment) + i % 4 // 2], acc[i], total[i]) for i in range(len(acc)))
+
+
+def column_scales(block_n: int) -> int:
+    """How many 128-column blocks of B's scales a tile of `block_n` columns can touch."""
+    return 1 if 128 % block_n == 0 else (block_n + 128 - gcd(block_n, 128) + 127) // 128
+
+
+def load_column_scales_for(block_n: int) -> Callable[..., Any]:
+    """The operation `load(address)`: B's scales of one K block, 16 bytes apart in shared memory, one register each."""
+    count = column_scales(block_n)
+
+    @unrolled(emulate=lambda address: Held(np.array([memory.load_shared_f32(address + 16 * j) for j in range(count)], np.float32)))
+    def load(address: u32) -> Fragment(count):
+        """ld.shared.f32 - `count` float32, 16 bytes apart.
+
+        PTX:       ISA 9.0, "ld"
+        Scope:     thread
+        Args:      address  u32  shared address of the first
+        Returns:   a fragment of `column_scales(block_n)`
+        Emulates:  exactly
+        """
+        return tuple(memory.load_shared_f32(address + 16 * j) for j in range(count))
+
+    return load
+
+
+def segment_scales_for(block_n: int) -> Callable[..., Any]:
+    """The operation `products(row0, row8, columns, offset)` that gives `promote` its scales for a tile of `block_n` columns.
+
+    A tile that begins `offset` columns into a 128-column block is cut into segments of gcd(block_n, 128) columns, each inside one block.
+    """
+    step = 128 if 128 % block_n == 0 else gcd(block_n, 128)
+    segments = max(1, block_n // step)
+
+    def choose(columns: Any, offset: Any, begin: int) -> Any:
+        first, last = begin // 128, (begin + 128 - step) // 128
+        chosen = columns[last]
+        for block in range(last - 1, first - 1, -1):
+            chosen = select(offset < 128 * (block + 1) - begin, columns[block], chosen)
+        return chosen
+
+    def products_of(row0: Any, row8: Any, columns: Any, offset: Any) -> tuple[Any, ...]:
+        chosen = [choose(columns, offset, j * step) for j in range(segments)]
+        return tuple(product for c in chosen for product in (row0 * c, row8 * c))
+
+    @unrolled(emulate=lambda row0, row8, columns, offset: Held(np.array(products_of(row0, row8, columns, offset), np.float32)))
+    def products(row0: f32, row8: f32, columns: Fragment, offset: u32) -> Fragment(2 * segments):
+        """mul.rn.f32 - A's scales of rows r and r + 8 times B's scale of each column segment.
+
+        PTX:       ISA 9.0, "mul", "selp"
+        Scope:     thread
+        Args:      row0, row8  float32  A's scales
+                   columns     fragment of `column_scales(block_n)`: B's scales of the blocks the tile touches
+                   offset      u32  column of the tile's first column in its 128-column block
+        Returns:   pairs, one for each segment
+        Emulates:  exactly
+        """
+        return products_of(row0, row8, columns, offset)
+
+    return products
+
+
+def load_token_scales_for(tokens: int) -> Callable[..., Any]:
+    """The operation `load(address)`: the scales of this lane's columns of an accumulator whose columns are tokens, two for each group of eight."""
+
+    def values(address: Any) -> tuple[Any, ...]:
+        return tuple(value for group in range(tokens // 8) for value in memory.load_shared_v2_f32(address + 32 * group))
+
+    @unrolled(emulate=lambda address: Held(np.array(values(address), np.float32)))
+    def load(address: u32) -> Fragment(tokens // 4):
+        """ld.shared.v2.f32 - two float32 of every eight.
+
+        PTX:       ISA 9.0, "ld"
+        Scope:     thread
+        Args:      address  u32  shared address of this lane's first pair: columns 2 (lane % 4)
+        Returns:   a fragment of tokens / 4
+        Lanes:     layouts.lanes.wgmma_accumulator: registers 4j + {0, 1} and 4j + {2, 3} take pair j
+        Emulates:  exactly
+        """
+        return values(address)
+
+    return load
+
+
+def _promote_columns(total: Any, acc: Any, columns: Any, row: Any) -> Any:
+    pairs = np.asarray(columns.values, np.float32).reshape(-1, 1, 2) * np.float32(row)
+    return Held(fma32(np.repeat(pairs, 2, axis=1).reshape(-1), acc.values, total.values))
+
+
+@unrolled(tied="total", emulate=_promote_columns)
+def promote_columns(total: Fragment, acc: Fragment, columns: Fragment, row: f32) -> Fragment:
+    """mul.rn.f32, fma.rn.f32 - total += (columns * row) * acc: the promotion of a transposed tile, one scale a column, one for all rows.
+
+    PTX:       ISA 9.0, "mul", "fma"
+    Scope:     thread
+    Args:      total    fragment of a float32 sum
+               acc      fragment, as long: what the tensor core summed over one block of K
+               columns  fragment of half as many: scales of this lane's columns (`load_token_scales_for`)
+               row      float32  scale of all rows
+    Returns:   total
+    Lanes:     layouts.lanes.wgmma_accumulator
+    Emulates:  exactly
+    """
+    scales = [c * row for c in columns]
+    return tuple(fma(scales[2 * (i // 4) + i % 2], acc[i], total[i]) for i in range(len(acc)))

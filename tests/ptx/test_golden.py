@@ -1,0 +1,159 @@
+"""What each operation becomes: its instruction in the PTX of a kernel, taken by ptxas."""
+
+import re
+
+import pytest
+from ptx.instructions import ARGTYPES, CALLABLE, kernel_of, needs
+
+from dgnumba import _numba
+from dgnumba.assemble import find_ptxas, ptxas
+from dgnumba.errors import CompileError
+from dgnumba.ptx import tma
+
+pytestmark = pytest.mark.skipif(not _numba.HAVE_NUMBA_CUDA or find_ptxas() is None, reason="needs numba-cuda and ptxas")
+
+R, RD, F, P = r"%r\d+", r"%rd\d+", r"%f\d+", r"\w+"
+_TENSOR = r"cp\.async\.bulk\.tensor\.{d}\.shared::cluster\.global\.mbarrier::complete_tx::bytes"
+_TO_GLOBAL = r"cp\.async\.bulk\.tensor\.{d}\.global\.shared::cta\.bulk_group"
+_IF = rf"setp\.ne\.b32 p, {R}, 0; @p "
+
+# Written from the PTX ISA, not from the declarations; `{r}` etc. are registers.
+GOLDEN = {
+    "barrier.arrive": rf"bar\.arrive {R}, {R};",
+    "barrier.cluster_arrive": r"barrier\.cluster\.arrive\.release;",
+    "barrier.cluster_wait": r"barrier\.cluster\.wait\.acquire;",
+    "barrier.fence_mbarrier_init": r"fence\.mbarrier_init\.release\.cluster;",
+    "barrier.fence_proxy_async": r"fence\.proxy\.async\.shared::cta;",
+    "barrier.sync": rf"bar\.sync {R}, {R};",
+    "convert.f32x2_to_bf16x2": rf"cvt\.rn\.bf16x2\.f32 {R}, {F}, {F};",
+    "convert.f32x2_to_f16x2": rf"cvt\.rn\.f16x2\.f32 {R}, {F}, {F};",
+    "convert.fma": rf"fma\.rn\.f32 {F}, {F}, {F}, {F};",
+    "fragment.promote": rf"fma\.rn\.f32 {F}, {F}, {F}, {F};",
+    "fragment.promote_columns": rf"mul\.(?:rn\.)?f32 {F}, {F}, {F};",
+    "fragment.zero": r"",
+    "matrix.stmatrix_x1": rf"stmatrix\.sync\.aligned\.m8n8\.x1\.shared\.b16 \[{R}\], {{{R}}};",
+    "matrix.stmatrix_x2": rf"stmatrix\.sync\.aligned\.m8n8\.x2\.shared\.b16 \[{R}\], {{{R}, {R}}};",
+    "matrix.stmatrix_x4": rf"stmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16 \[{R}\], {{{R}, {R}, {R}, {R}}};",
+    "mbarrier.arrive": rf"mbarrier\.arrive\.shared::cta\.b64 _, \[{R}\];",
+    "mbarrier.arrive_cluster_if": rf"setp\.ne\.b32 p, {R}, 0; @p mapa\.shared::cluster\.u32 remote, {R}, {R}; "
+    r"@p mbarrier\.arrive\.shared::cluster\.b64 _, \[remote\];",
+    "mbarrier.arrive_expect_tx": rf"mbarrier\.arrive\.expect_tx\.shared::cta\.b64 _, \[{R}\], {R};",
+    "mbarrier.arrive_if": rf"{_IF}mbarrier\.arrive\.shared::cta\.b64 _, \[{R}\];",
+    "mbarrier.expect_tx": rf"mbarrier\.expect_tx\.relaxed\.cta\.shared::cta\.b64 \[{R}\], {R};",
+    "mbarrier.init": rf"mbarrier\.init\.shared::cta\.b64 \[{R}\], {R};",
+    "mbarrier.wait": rf"mbarrier\.try_wait\.parity\.shared::cta\.b64 p, \[{R}\], {R}; @p bra \w+; bra \w+;",
+    "memory.global_address": rf"mov\.b64 {RD}, {RD};",
+    "memory.load_global_f32": rf"ld\.global\.f32 {F}, \[{RD}\];",
+    "memory.load_cluster_f32": rf"ld\.shared::cluster\.f32 {F}, \[{R}\];",
+    "memory.load_shared_v2_f32": rf"ld\.shared\.v2\.f32 {{{F}, {F}}}, \[{R}\];",
+    "memory.store_global_bf16_if": rf"setp\.ne\.b32 p, {R}, 0; cvt\.rn\.bf16\.f32 half, {F}; @p st\.global\.b16 \[{RD}\], half;",
+    "memory.load_shared_f32": rf"ld\.shared\.f32 {F}, \[{R}\];",
+    "memory.load_shared_u32": rf"ld\.shared\.b32 {R}, \[{R}\];",
+    "memory.load_shared_v4": rf"ld\.shared\.v4\.b32 {{{R}, {R}, {R}, {R}}}, \[{R}\];",
+    "memory.shared_address": rf"cvta\.to\.shared\.u64 t, {RD}; cvt\.u32\.u64 {R}, t;",
+    "memory.store_global_f32_if": rf"{_IF}st\.global\.f32 \[{RD}\], {F};",
+    "memory.store_global_v2_f32_if": rf"{_IF}st\.global\.v2\.f32 \[{RD}\], {{{F}, {F}}};",
+    "memory.store_global_v4_if": rf"{_IF}st\.global\.v4\.b32 \[{RD}\], {{{R}, {R}, {R}, {R}}};",
+    "memory.store_shared_f32": rf"st\.shared\.f32 \[{R}\], {F};",
+    "memory.store_shared_u32": rf"st\.shared\.b32 \[{R}\], {R};",
+    "thread.cluster_ctarank": rf"mov\.u32 {R}, %cluster_ctarank;",
+    "thread.griddepcontrol_launch_dependents": r"griddepcontrol\.launch_dependents;",
+    "thread.griddepcontrol_wait": r"griddepcontrol\.wait;",
+    "thread.lane_idx": rf"mov\.u32 {R}, %laneid;",
+    "thread.mapa": rf"mapa\.shared::cluster\.u32 {R}, {R}, {R};",
+    "thread.setmaxnreg_dec": r"setmaxnreg\.dec\.sync\.aligned\.u32 40;",
+    "thread.setmaxnreg_inc": r"setmaxnreg\.inc\.sync\.aligned\.u32 232;",
+    "thread.syncwarp": r"bar\.warp\.sync 0xffffffff;",
+    "thread.uniform": rf"shfl\.sync\.idx\.b32 {R}, {R}, 0, 31, 0xffffffff;",
+    "tma.commit": r"cp\.async\.bulk\.commit_group;",
+    "tma.load_2d": _TENSOR.format(d="2d") + rf" \[{R}\], \[{RD}, {{{R}, {R}}}\], \[{R}\];",
+    "tma.load_2d_multicast": rf"cvt\.u16\.u32 mask, {R}; " + _TENSOR.format(d="2d")
+    + rf"\.multicast::cluster \[{R}\], \[{RD}, {{{R}, {R}}}\], \[{R}\], mask;",
+    "tma.load_3d": _TENSOR.format(d="3d") + rf" \[{R}\], \[{RD}, {{{R}, {R}, {R}}}\], \[{R}\];",
+    "tma.load_3d_multicast": rf"cvt\.u16\.u32 mask, {R}; " + _TENSOR.format(d="3d")
+    + rf"\.multicast::cluster \[{R}\], \[{RD}, {{{R}, {R}, {R}}}\], \[{R}\], mask;",
+    "tma.load_bytes": rf"cp\.async\.bulk\.shared::cluster\.global\.mbarrier::complete_tx::bytes \[{R}\], \[{RD}\], {R}, \[{R}\];",
+    "tma.prefetch": rf"prefetch\.tensormap \[{RD}\];",
+    "tma.store_2d": _TO_GLOBAL.format(d="2d") + rf" \[{RD}, {{{R}, {R}}}\], \[{R}\];",
+    "tma.store_2d_if": _IF + _TO_GLOBAL.format(d="2d") + rf" \[{RD}, {{{R}, {R}}}\], \[{R}\];",
+    "tma.store_3d": _TO_GLOBAL.format(d="3d") + rf" \[{RD}, {{{R}, {R}, {R}}}\], \[{R}\];",
+    "tma.wait": r"cp\.async\.bulk\.wait_group 0;",
+    "tma.wait_read": r"cp\.async\.bulk\.wait_group\.read 0;",
+    "wgmma.commit": r"wgmma\.commit_group\.sync\.aligned;",
+    "wgmma.fence": r"wgmma\.fence\.sync\.aligned;",
+    "wgmma.wait": r"wgmma\.wait_group\.sync\.aligned 1;",
+}  # fmt: skip
+
+
+def compiled(names, arch, threads=128):
+    ptx, entry = _numba.compile_ptx(kernel_of(names), ARGTYPES, arch=arch, threads=threads)
+    return re.sub(r"[ \t]+", " ", ptx), entry
+
+
+@pytest.fixture(scope="module")
+def everything():
+    """PTX and cubin of one kernel that calls all operations."""
+    ptx, entry = compiled(CALLABLE, "sm_90a")
+    return ptx, entry, ptxas(ptx, "sm_90a")
+
+
+def test_every_operation_has_its_golden_text():
+    assert set(GOLDEN) == set(CALLABLE)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_instruction_is_in_the_ptx(everything, name):
+    ptx, _, _ = everything
+    assert re.search(GOLDEN[name], ptx), f"{name}: {GOLDEN[name]}"
+
+
+def test_ptxas_takes_them_all(everything):
+    ptx, entry, cubin = everything
+    assert cubin.code.startswith(b"\x7fELF") and cubin.entry == entry
+    assert cubin.local_bytes == 0 and "call" not in re.sub(r"//.*", "", ptx)
+
+
+def test_the_tensor_map_is_a_grid_constant_parameter(everything):
+    ptx, entry, cubin = everything
+    assert cubin.parameters[0] == "b8[128]"
+    assert f".param .align 64 .b8 {entry}_param_0[128]" in ptx
+    assert f"mov.b64 t, {entry}_param_0; cvta.param.u64" in ptx
+    assert "__TENSOR_MAP_" not in ptx
+    assert not re.search(rf"ld\.param\S* [^;]*{re.escape(entry)}_param_0\b", ptx), "the map's address, and nothing else of it, is taken"
+
+
+def test_each_tensor_map_is_its_own_parameter():
+    def kernel(x, first, y, second):
+        tma.prefetch(second)
+        tma.prefetch(first)
+
+    tmap, array = ARGTYPES[:2]
+    ptx, entry = _numba.compile_ptx(kernel, (array, tmap, array, tmap))
+    order = re.findall(rf"mov\.b64 t, {re.escape(entry)}_param_(\d+);", ptx)
+    assert order == ["15", "7"], "an array of one dimension is seven parameters"
+
+
+def test_effects_are_neither_dropped_nor_merged():
+    """Two equal operations with an effect stay two; a pure one whose result nobody uses may go."""
+    ptx, _ = compiled(["mbarrier.arrive", "mbarrier.arrive", "tma.wait", "tma.wait", "wgmma.fence", "wgmma.fence"], "sm_90a")
+    for text in ("mbarrier.arrive", "tma.wait", "wgmma.fence"):
+        assert len(re.findall(GOLDEN[text], ptx)) == 2, text
+
+
+AMPERE = [name for name, operation in CALLABLE.items() if needs(operation) <= 80]
+
+
+def test_sm_80_operations_assemble_for_sm_80():
+    assert {"mbarrier.init", "mbarrier.arrive", "convert.f32x2_to_bf16x2", "memory.load_shared_v4", "thread.uniform"} <= set(AMPERE)
+    names = [name for name in AMPERE if "wgmma" not in name]
+    kernel = kernel_of(names)
+    ptx, _ = _numba.compile_ptx(kernel, ARGTYPES, arch="sm_80", threads=128)
+    assert re.search(r"^\.target sm_80$", ptx, re.MULTILINE)
+    assert ptxas(ptx, "sm_80").local_bytes == 0
+
+
+@pytest.mark.parametrize("name", [n for n in CALLABLE if needs(CALLABLE[n]) == 90])
+def test_what_says_sm_90_does_not_assemble_for_sm_80(name):
+    ptx, _ = _numba.compile_ptx(kernel_of([name]), ARGTYPES, arch="sm_80", threads=128)
+    with pytest.raises(CompileError, match="ptxas refused"):
+        ptxas(ptx, "sm_80")

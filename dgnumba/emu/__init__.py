@@ -1,0 +1,32 @@
+"""The machine that interprets a kernel: threads, time and memory of a Hopper GPU, on any CPU; it knows no instruction.
+
+``emu.run(kernel, grid, block, args)`` steps any `@cuda.jit` kernel and reports, as errors, what the hardware forbids or leaves undefined.
+The bodies of `dgnumba.ptx`'s operations use the rest: `thread`, `cta`, `warpgroup`, `perform`, `AsyncOp`, `Region`, `Fragment`.
+"""
+
+from .async_ops import AsyncOp
+from .fragment import Fragment
+from .machine import thread
+from .region import Region
+from .run import CLUSTER, CTA, THREAD, WARP, WARPGROUP, cta, lanes, perform, run, uniform, warpgroup
+from .trace import Note, Trace
+
+__all__ = [
+    "CLUSTER",
+    "CTA",
+    "THREAD",
+    "WARP",
+    "WARPGROUP",
+    "AsyncOp",
+    "Fragment",
+    "Note",
+    "Region",
+    "Trace",
+    "cta",
+    "lanes",
+    "perform",
+    "run",
+    "thread",
+    "uniform",
+    "warpgroup",
+]

@@ -1,0 +1,85 @@
+"""One run of a kernel: what all its clusters share."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, cast
+
+from greenlet import getcurrent
+
+from ..errors import EmulationError
+from .gmem import GlobalMemory
+from .source import Sites
+from .threads import Thread
+
+if TYPE_CHECKING:
+    from .trace import Note
+
+Observe = Callable[["Note"], None]
+
+
+class Machine:
+    """The kernel, its arguments, global memory, the completion policy, and who looks on."""
+
+    def __init__(self, policy: str, labels: Mapping[int, str] | None, observe: Observe | None) -> None:
+        self.late = policy == "late"
+        self.gmem = GlobalMemory()
+        self.sites = Sites()
+        self.scheduler = getcurrent()
+        self.kernel: Callable[..., Any] = _no_kernel
+        self.args: tuple[Any, ...] = ()
+        self.grid_dim = (1, 1, 1)
+        named = sorted((labels or {}).items())
+        self._label_offsets, self._labels = [offset for offset, _ in named], [name for _, name in named]
+        self._observe = observe
+        self._step = 0
+
+    def thread(self) -> Thread:
+        """The running thread."""
+        return cast(Thread, getcurrent())
+
+    def lanes(self) -> Sequence[Thread]:
+        """For whom the running thread acts: itself, or the meeting whose body it runs."""
+        return self.thread().lanes
+
+    def address_text(self, address: int, base: int) -> str:
+        """An address in shared memory, with the label at or before it."""
+        offset = int(address) - base
+        i = bisect_right(self._label_offsets, offset) - 1
+        if i < 0:
+            return f"{address:#x}"
+        beyond = offset - int(self._label_offsets[i])
+        return f"{self._labels[i]}{f' + {beyond}' if beyond else ''} @{address:#x}"
+
+    def where(self, thread: Thread, traceback: TracebackType | None) -> str:
+        """Who raised an error, in which operation and on which line of the kernel."""
+        site = None
+        while traceback is not None:
+            if self.sites.is_kernel(traceback.tb_frame):
+                site = self.sites.known[self.sites.number(thread.op, traceback.tb_frame)]._replace(instruction=traceback.tb_lasti)
+            traceback = traceback.tb_next
+        who = thread.cta.cluster.thread_text([t.uid for t in thread.lanes])
+        return f"{who}, {site or thread.op}"
+
+    def note(self, kind: str, op: str, threads: Sequence[Thread], detail: str) -> None:
+        """Tell whoever looks on."""
+        if self._observe is None:
+            return
+        from .trace import Note
+
+        self._step += 1
+        self._observe(Note.of(self._step, kind, op, threads, detail))
+
+
+def thread() -> Thread:
+    """The emulated thread that runs now."""
+    current = getcurrent()
+    if not isinstance(current, Thread):
+        raise EmulationError("this operation has a meaning only inside a kernel: run it with dgnumba.emu.run, or launch the kernel")
+    return current
+
+
+def _no_kernel() -> None:
+    raise EmulationError("no kernel is loaded")

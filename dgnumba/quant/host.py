@@ -1,0 +1,83 @@
+"""The FP8 product on the host: the numbers of the kernel, at the kernel's promotion points."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import DTYPES
+from ..xp import view_bytes
+from ..arithmetic import fma
+
+E4M3, BF16 = DTYPES["float8_e4m3fn"], DTYPES["bfloat16"]
+
+PROMOTE = 128
+"""Elements of K between two promotions: the K of a block of scales."""
+
+# A tile of the output, and how many elements of an operand's rows are kept decoded beside it.
+_TILE_M, _TILE_N, _DECODED = 512, 512, 1 << 22
+
+_VALUES = E4M3.decode(np.arange(256)).astype(np.float64)
+
+
+def fp8_gemm_nt_host(a: Any, sfa: Any, b: Any, sfb: Any, d: Any, c: Any = None) -> None:
+    """Write ``c + a @ b.T``, dequantized, into `d`; checked arguments are taken as they are.
+
+    For each block of 128 of K, in order, and with the float32 operations that the kernel does:
+
+        acc   = sum of a[m,k] * b[n,k] over the block
+        total = fma(sfa[m,kb] * sfb[n//128,kb], acc, total)
+
+    and at the end ``d = total``, or ``c + total`` in float32, rounded to `d`'s type.
+
+    DIFFERS: the tensor core drops bits while it sums a block; here `acc` is the exact sum, rounded
+    once to float32 (in float64 no order of summing can lose a bit of it). So the result depends on
+    no BLAS, thread count or batch size, and equals the kernel's wherever the kernel drops nothing.
+
+    Args:
+        a: e4m3 ``[M,K]``, or its bytes as uint8. b: the same, ``[N,K]``.
+        sfa: float32 ``[M, ceil(K/128)]``. sfb: float32 ``[ceil(N/128), ceil(K/128)]``.
+        d: bfloat16 (or its bits as uint16) or float32 ``[M,N]``, any strides.
+        c: None, or an array of `d`'s shape and type; it may be `d`.
+    """
+    a, b = view_bytes(a), view_bytes(b)
+    d, c = _float_view(d), None if c is None else _float_view(c)
+    (m, k), n = a.shape, b.shape[0]
+    step_m = max(1, min(_TILE_M, _DECODED // max(k, 1)))
+    step_n = max(PROMOTE, min(_TILE_N, _DECODED // max(k, 1) // PROMOTE * PROMOTE))
+    for m0 in range(0, m, step_m):
+        rows = slice(m0, min(m0 + step_m, m))
+        a_values = _VALUES[a[rows]]
+        for n0 in range(0, n, step_n):
+            columns = slice(n0, min(n0 + step_n, n))
+            sf_rows = slice(n0 // PROMOTE, -(-columns.stop // PROMOTE))
+            total = _tile(a_values, sfa[rows], _VALUES[b[columns]], sfb[sf_rows])
+            with np.errstate(over="ignore", invalid="ignore"):
+                if c is not None:
+                    total += c[rows, columns].astype(np.float32)
+                d[rows, columns] = total.astype(d.dtype)
+
+
+def _tile(a: Any, sfa: Any, b: Any, sfb: Any) -> Any:
+    """One tile of the output in float32; `a` and `b` hold decoded values in float64."""
+    (m, k), n = a.shape, b.shape[0]
+    total = np.zeros((m, n), np.float32)
+    exact, acc = np.empty((m, n)), np.empty((m, n), np.float32)
+    work = np.empty((m, n)), np.empty((m, n)), np.empty((m, n))
+    with np.errstate(over="ignore", invalid="ignore"):
+        for kb, k0 in enumerate(range(0, k, PROMOTE)):
+            np.matmul(a[:, k0 : k0 + PROMOTE], b[:, k0 : k0 + PROMOTE].T, out=exact)
+            np.copyto(acc, exact, casting="unsafe")
+            scale = np.multiply.outer(sfa[:, kb], sfb[:, kb], dtype=np.float32)
+            fma(acc, _per_column(scale, n), total, out=total, work=work)
+    return total
+
+
+def _per_column(scale: Any, n: int) -> Any:
+    """A scale for each block of 128 columns as one for each of `n` columns, in float64."""
+    return np.repeat(scale.astype(np.float64), PROMOTE, axis=1)[:, :n]
+
+
+def _float_view(x: Any) -> Any:
+    return x.view(BF16.numpy) if x.dtype == np.uint16 else x

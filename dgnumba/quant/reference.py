@@ -1,0 +1,165 @@
+"""What the FP8 product must be: the float64 oracle, how far from it a result may lie, and where it
+must equal it.
+
+    D[m,n] = sum over k of (A[m,k] * SFA[m, k // 128]) * (B[n,k] * SFB[n // 128, k // 128])
+
+Everything here is for checking, written for the eye and not for speed. Codes are e4m3, as ml_dtypes
+arrays or as uint8 bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import DTYPES, DType, as_dtype
+from ..errors import ProblemError
+from ..xp import view_bytes
+from ..arithmetic import fma
+from .qtensor import expand
+
+E4M3, F32 = DTYPES["float8_e4m3fn"], DTYPES["float32"]
+BLOCK = 128
+
+TAU_WGMMA = 1.7e-2
+"""Largest error of Hopper's FP8 tensor core over 128 of K, as a share of the sum of ``|a||b|``.
+
+Each of 4 steps of 32 products aligns 34 terms to the largest and cuts each below 2^-13 of it:
+136 * 2^-13 = 1.66e-2.
+"""
+
+TAU_FLOAT32 = BLOCK * 2.0**-24
+"""The same for products that are summed in float32, in any order."""
+
+EXACT_BITS = 14
+"""Bits that survive in the tensor core's accumulator: the width of the exact zone."""
+
+
+def gemm_reference(
+    a: Any,
+    sfa: Any,
+    b: Any,
+    sfb: Any,
+    gran_a: tuple[int, int] = (1, BLOCK),
+    gran_b: tuple[int, int] = (BLOCK, BLOCK),
+) -> Any:
+    """The product in float64, ``[M,N]``: the formula above, as it stands.
+
+    Args:
+        a: codes ``[M,K]``. b: codes ``[N,K]``.
+        sfa, sfb: float32 scales, one for each block of `gran_a` and `gran_b` elements.
+    """
+    return _product(_values(a), sfa, _values(b), sfb, gran_a, gran_b)
+
+
+def error_bound(
+    a: Any,
+    sfa: Any,
+    b: Any,
+    sfb: Any,
+    out_dtype: DType | str = "bfloat16",
+    *,
+    tau: float = TAU_WGMMA,
+    gran_a: tuple[int, int] = (1, BLOCK),
+    gran_b: tuple[int, int] = (BLOCK, BLOCK),
+) -> Any:
+    """How far each element of a right result may lie from `gemm_reference`, float64 ``[M,N]``.
+
+    With S = the sum of the magnitudes of all terms, C the oracle's value and u the unit roundoff of
+    the output type (0 for float32, whose rounding is that of the last addition):
+
+        bound = E + u * (|C| + E) + tiny      E = (tau + gamma) * S      gamma = (K/128 + 3) * 2^-24
+
+    Rigorous for every input: `tau` holds for any codes, gamma counts the roundings of the promotion
+    in float32, and tiny what underflows. Where the result may leave the output's range the bound is
+    infinite; where the oracle is NaN it is NaN.
+
+    Args:
+        a, sfa, b, sfb: as in `gemm_reference`.
+        out_dtype: element type of the result.
+        tau: share of S that the sum over one block of K may lose; `TAU_FLOAT32` for the host path.
+        gran_a, gran_b: elements that share a scale.
+    """
+    out, k = as_dtype(out_dtype), np.shape(a)[1]
+    oracle = gemm_reference(a, sfa, b, sfb, gran_a, gran_b)
+    size = _product(np.abs(_values(a)), sfa, np.abs(_values(b)), sfb, gran_a, gran_b)
+    blocks = -(-k // BLOCK)
+    error = (tau + (blocks + 3) * F32.unit_roundoff) * size
+    # Half a subnormal step a promotion, and for each product of two scales, times what it scales.
+    tiny = F32.min_subnormal / 2 * (blocks + 1 + k * E4M3.max**2) + out.min_subnormal / 2
+    unit = 0.0 if out is F32 else out.unit_roundoff
+    bound = error + unit * (np.abs(oracle) + error) + tiny
+    largest = np.multiply.outer(_per_row(sfa, gran_a, a), _per_row(sfb, gran_b, b))
+    bound[(size + bound >= min(out.max, F32.max)) | (largest > F32.max)] = np.inf
+    bound[np.isnan(oracle)] = np.nan
+    return bound
+
+
+def exact_integer_reference(
+    a: Any,
+    sfa: Any,
+    b: Any,
+    sfb: Any,
+    out_dtype: DType | str = "float32",
+    bits: int | None = EXACT_BITS,
+) -> Any:
+    """The one right result in the exact zone, ``[M,N]`` of `out_dtype`: compare its bits.
+
+    Each block of 128 of K is summed in integers; then, block after block, the scales are multiplied
+    in float32 and their product times the sum is added with one rounding, as the kernel does.
+
+    In the exact zone the products of a block are multiples of some 2^t and their magnitudes sum to
+    less than 2^(t + bits), so that no accumulator of that many bits drops any. For `bits` = None
+    any codes are taken, and the sum is rounded once to float32, as on the host path.
+
+    Raises:
+        ProblemError: outside the exact zone; names the element.
+    """
+    x, y = _values(a) * 512, _values(b) * 512
+    total = np.zeros((x.shape[0], y.shape[0]), np.float32)
+    sfb_rows = np.repeat(np.asarray(sfb), BLOCK, axis=0)[: y.shape[0]]
+    for kb, k0 in enumerate(range(0, x.shape[1], BLOCK)):
+        xs, ys = x[:, k0 : k0 + BLOCK], y[:, k0 : k0 + BLOCK]
+        if bits is not None:
+            _check_exact(xs, ys, bits, kb)
+        # Integers below 2^43 throughout, so float64 sums them exactly in any order.
+        acc = (xs @ ys.T / 512**2).astype(np.float32)
+        scale = np.multiply.outer(np.asarray(sfa)[:, kb], sfb_rows[:, kb], dtype=np.float32)
+        total = fma(acc, scale, total)
+    with np.errstate(over="ignore"):
+        return total.astype(as_dtype(out_dtype).numpy)
+
+
+def _check_exact(x: Any, y: Any, bits: int, kb: int) -> None:
+    size = np.abs(x) @ np.abs(y).T
+    unit = np.multiply.outer(_lowest_bit(x), _lowest_bit(y))
+    outside = ~(size < unit * 2.0**bits)
+    if outside.any():
+        m, n = (int(i) for i in np.argwhere(outside)[0])
+        raise ProblemError(
+            f"a, b: expected blocks whose products sum exactly in {bits} bits, got magnitudes that "
+            f"sum to {size[m, n] / unit[m, n]:.0f} units at [{m}, {n}], block {kb} of K"
+        )
+
+
+def _lowest_bit(x: Any) -> Any:
+    """The largest power of two that divides all integers of a row; infinite for zeros."""
+    whole = np.nan_to_num(x).astype(np.int64)
+    return np.where(whole == 0, np.inf, (whole & -whole).astype(np.float64)).min(axis=1)
+
+
+def _values(codes: Any) -> Any:
+    return E4M3.decode(view_bytes(codes)).astype(np.float64)
+
+
+def _product(a: Any, sfa: Any, b: Any, sfb: Any, gran_a: tuple[int, int], gran_b: tuple[int, int]) -> Any:
+    a_real = a * expand(np.asarray(sfa, np.float64), gran_a, a.shape)
+    b_real = b * expand(np.asarray(sfb, np.float64), gran_b, b.shape)
+    return a_real @ b_real.T
+
+
+def _per_row(sf: Any, granularity: tuple[int, int], codes: Any) -> Any:
+    """The largest scale of each row of a matrix."""
+    largest = np.asarray(sf, np.float64).max(axis=1, initial=0.0)
+    return np.repeat(largest, granularity[0])[: np.shape(codes)[0]]

@@ -1,0 +1,157 @@
+"""The oracle against plain loops; the bound against what uses it up; the exact zone's edge."""
+
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dgnumba.dtypes import DTYPES
+from dgnumba.errors import ProblemError
+from dgnumba.quant import error_bound, exact_integer_reference, gemm_reference
+from dgnumba.quant.reference import TAU_FLOAT32, TAU_WGMMA
+from dgnumba.testing import assert_within, exact_problem, finite_codes, random_scales
+
+E4M3 = DTYPES["float8_e4m3fn"]
+
+
+def random_operands(rng, m, n, k):
+    kb, nb = -(-k // 128), -(-n // 128)
+    return (
+        finite_codes(rng, (m, k)),
+        random_scales(rng, (m, kb)),
+        finite_codes(rng, (n, k)),
+        random_scales(rng, (nb, kb)),
+    )
+
+
+def exact_element(a, sfa, b, sfb, m, n):
+    return sum(
+        Fraction(float(a[m, k])) * Fraction(float(sfa[m, k // 128])) * Fraction(float(b[n, k])) * Fraction(float(sfb[n // 128, k // 128]))
+        for k in range(a.shape[1])
+    )
+
+
+def test_oracle_is_the_formula():
+    a, sfa, b, sfb = random_operands(np.random.default_rng(0), 3, 130, 200)
+    oracle = gemm_reference(a, sfa, b, sfb)
+    size = gemm_reference(np.abs(a), sfa, np.abs(b), sfb)
+    assert oracle.dtype == np.float64
+    for m, n in [(0, 0), (1, 127), (2, 128), (2, 129)]:
+        expected = exact_element(a, sfa, b, sfb, m, n)
+        assert abs(Fraction(oracle[m, n]) - expected) <= Fraction(size[m, n]) * 200 / 2**53
+
+
+def test_oracle_takes_bytes_and_other_granularities():
+    a, _, b, _ = random_operands(np.random.default_rng(0), 4, 6, 8)
+    one = np.ones((4, 8), np.float32), np.ones((6, 8), np.float32)
+    expected = a.astype(float) @ b.astype(float).T
+    actual = gemm_reference(a.view(np.uint8), one[0], b, one[1], gran_a=(1, 1), gran_b=(1, 1))
+    assert np.array_equal(expected, actual)
+
+
+def exponent(x):
+    return int(np.frexp(float(x))[1]) - 1
+
+
+def cut(x, step):
+    """Toward zero to a multiple of a power of two."""
+    return int(x / step) * step
+
+
+def hopper_like(x, y):
+    """One block of K through an accumulator as Hopper's is modelled: 32 products at a time.
+
+    All terms are cut to 13 bits below the largest exponent; for a product that is the sum of its
+    factors' exponents. So is the sum.
+    """
+    acc = Fraction(0)
+    for k in range(0, len(x), 32):
+        pairs = [(p, q) for p, q in zip(x[k:][:32], y[k:][:32], strict=True) if p != 0 and q != 0]
+        exponents = [exponent(p) + exponent(q) for p, q in pairs] + [exponent(acc)] * (acc != 0)
+        step = Fraction(2) ** (max(exponents, default=0) - 13)
+        terms = [acc] + [Fraction(float(p)) * Fraction(float(q)) for p, q in pairs]
+        acc = sum(cut(t, step) for t in terms)
+        acc = cut(acc, Fraction(2) ** (exponent(acc) - 13)) if acc else acc
+    return acc
+
+
+def codes(*values):
+    return np.float32(values).astype(E4M3.numpy)
+
+
+def test_bound_covers_a_truncating_accumulator():
+    """Inputs that hurt: one large product among many small ones. The bound holds, and is used."""
+    a = codes([448] + [15] * 127, [15] * 127 + [448])
+    b = codes([448] + [1] * 127, [1] * 127 + [448])
+    sf = np.ones((2, 1), np.float32), np.ones((1, 1), np.float32)
+    got = np.array([[float(hopper_like(x, y)) for y in b] for x in a])
+    oracle = gemm_reference(a, sf[0], b, sf[1])
+    assert (oracle[0, 0], got[0, 0], got[1, 1]) == (202609, 200944, 202384)
+    used = assert_within(got, oracle, error_bound(a, sf[0], b, sf[1], "float32"))
+    assert used > 0.45
+    with pytest.raises(AssertionError, match="out of bound"):
+        assert_within(got, oracle, error_bound(a, sf[0], b, sf[1], "float32", tau=TAU_FLOAT32))
+
+
+@pytest.mark.parametrize("out", ["bfloat16", "float32"])
+def test_bound_is_the_formula(out):
+    a, sfa, b, sfb = random_operands(np.random.default_rng(1), 5, 7, 300)
+    oracle = gemm_reference(a, sfa, b, sfb)
+    size = gemm_reference(np.abs(a), sfa, np.abs(b), sfb)
+    error = (TAU_WGMMA + (3 + 3) * 2.0**-24) * size
+    expected = error + (2.0**-8 * (np.abs(oracle) + error) if out == "bfloat16" else 0)
+    actual = error_bound(a, sfa, b, sfb, out)
+    assert (expected <= actual).all() and (actual <= expected * (1 + 1e-12) + 2.0**-120).all()
+
+
+def test_bound_where_there_is_none():
+    a, b = codes([448.0, 0.0], [np.nan, 1.0]), codes([448.0, 1.0])
+    huge = np.float32([[1e38], [1.0]])
+    bound = error_bound(a, huge, b, np.float32([[1e10]]))
+    assert np.isinf(bound[0, 0]) and np.isnan(bound[1, 0])
+    # The product of the scales overflows although what they scale is zero.
+    assert np.isinf(error_bound(codes([0.0]), huge[:1], codes([0.0]), np.float32([[1e10]]))).all()
+
+
+def test_bound_of_empty_problems():
+    for m, n, k in [(0, 3, 128), (3, 0, 128), (2, 3, 0)]:
+        operands = random_operands(np.random.default_rng(0), m, n, k)
+        assert gemm_reference(*operands).tolist() == np.zeros((m, n)).tolist()
+        assert (error_bound(*operands) < 2.0**-130).all()
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 140), st.integers(1, 400))
+def test_exact_zone_equals_the_oracle(seed, m, n, k):
+    case = exact_problem(np.random.default_rng(seed), m, n, k)
+    oracle = gemm_reference(*case.a, *case.b)
+    assert np.array_equal(oracle, exact_integer_reference(*case.a, *case.b, "float32"))
+    rounded = exact_integer_reference(*case.a, *case.b, "bfloat16")
+    assert rounded.dtype == ml_dtypes.bfloat16
+    assert np.array_equal(oracle.astype(ml_dtypes.bfloat16), rounded)
+
+
+def test_edge_of_the_exact_zone():
+    one = np.ones((1, 1), np.float32)
+    b = codes([1.0] * 128)
+    inside = codes([128.0] * 124 + [1.0, 14.0, 240.0, 256.0])  # 2^14 - 1 units of 1
+    assert exact_integer_reference(inside, one, b, one).tolist() == [[16383.0]]
+    outside = codes([128.0] * 124 + [1.0, 15.0, 240.0, 256.0])  # 2^14
+    with pytest.raises(ProblemError, match=r"14 bits, got .* 16384 units at \[0, 0\], block 0 of K"):
+        exact_integer_reference(outside, one, b, one)
+    assert exact_integer_reference(outside, one, b, one, bits=None).tolist() == [[16384.0]]
+    # What counts is the magnitudes: a small sum of large terms is outside too.
+    with pytest.raises(ProblemError, match="16384 units"):
+        exact_integer_reference(outside, one, codes([1.0, -1.0] * 64), one)
+
+
+def test_exact_zone_scales_with_the_unit():
+    """The zone is relative: 2^-9 times small integers is as exact as the integers."""
+    rng = np.random.default_rng(0)
+    a = (rng.integers(-4, 5, (2, 128)) * 2.0**-9).astype(E4M3.numpy)
+    one = np.ones((2, 1), np.float32), np.ones((1, 1), np.float32)
+    expected = a.astype(float) @ a.astype(float).T
+    assert np.array_equal(expected, exact_integer_reference(a, one[0], a, one[1]))

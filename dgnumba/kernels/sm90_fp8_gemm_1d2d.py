@@ -1,0 +1,325 @@
+"""D[M,N] = sum over kb of (A[:,kb] @ B[:,kb].T) * SFA[:,kb] * SFB[n//128,kb], for Hopper.
+
+Shapes:    A fp8 [M,K] and B fp8 [N,K], row-major, K the contiguous axis; SFA float32 [K/128, M] (MN-major, rows of 16 B multiples);
+           SFB float32 [N/128, K/128] (rows of 16 B multiples); D bf16 or float32 [M,N]. K/128 and N/128 round up.
+Roles:     the last warpgroup: one thread is the producer (TMA), the others leave
+           the warpgroups before it: consumers (wgmma, promotion, store), 64 rows each, in two waves when BLOCK_M is 256
+Barriers:  full[stage]   1 arrival + bytes of A, B, SFA, SFB             producer -> consumers
+           empty[stage]  1 arrival per consumer warp, of each CTA that   consumers -> producer
+                         reads what the producer writes
+Tile:      for each k block: 4 wgmma of k=32 a wave -> await the next block's stage and scales -> wait -> release the stage
+           -> total += acc * scales
+Cluster:   two CTAs take neighbouring tiles along the axis they do not share; each loads half of the shared operand into both
+Budget:    smem = layouts.smem of plan; registers ~ BLOCK_N/2 * (1 + waves) a thread beside 40, so BLOCK_M 256 wants BLOCK_N <= 128
+Follows:   DeepGEMM sm90_fp8_gemm_1d2d (54e2261); differs in: B's scales come by TMA with their stage; both CTAs of a cluster load;
+           the next stage is awaited under the last wave; a tile may touch three blocks of B's scales; float32 output.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from .._numba import device_function
+from ..integers import u32, u64
+from ..layouts.descriptors import SmemDescriptor, TensorMap, low_word
+from ..layouts.tiles import band_tile
+from ..ptx import barrier, fragment, mbarrier, memory, thread, tma, wgmma
+from ..xp import address
+from .epilogue import epilogue_for, panel_box
+from .pipeline import FULL_ARRIVALS, Slot, empty_arrivals, next_slot
+from .sm90_fp8_gemm_1d2d_rules import BLOCK_KS, MIN_STAGES, NAME, candidates, count_tiles, grid, refusal, smem, supports, warpgroups_of
+from .spec import Built, GemmPlan
+
+__all__ = ["BLOCK_KS", "MIN_STAGES", "NAME", "bind", "build", "candidates", "count_tiles", "grid", "refusal", "smem", "supports"]
+
+PRODUCER_WARP = 2  # of the last warpgroup: with small tiles warps 0 and 1 are the busy ones elsewhere
+REGISTERS_PRODUCER, REGISTERS_CONSUMER = 40, 232
+
+
+def build(plan: GemmPlan) -> Built:
+    """The kernel `kernel(tmap_a, tmap_b, tmap_sfa, tmap_sfb, tmap_d, d_ptr, d_pitch, m, n, k)` of a plan."""
+    BLOCK_M, BLOCK_N, BLOCK_K, NUM_STAGES, BAND = plan.block_m, plan.block_n, plan.block_k, plan.num_stages, plan.band
+    CLUSTER, SHARE_A, SHARE_B = plan.cluster, plan.multicast == "A", plan.multicast == "B"
+    WARPGROUPS = warpgroups_of(plan)
+    WAVES = 2 if BLOCK_M == 256 else 1
+    CONSUMER_WARPS, THREADS = 4 * WARPGROUPS, 128 * WARPGROUPS + 128
+    MAPPED = smem(plan)
+    D, A, B, SFA, SFB, FULL, EMPTY = (MAPPED[name].offset for name in ("d", "a", "b", "sfa", "sfb", "full", "empty"))
+    A_BYTES, B_BYTES, SFA_BYTES, SFB_BYTES = (MAPPED[name].nbytes for name in ("a", "b", "sfa", "sfb"))
+    STAGE_BYTES = A_BYTES + B_BYTES + BLOCK_M * 4 + fragment.column_scales(BLOCK_N) * 16
+    EMPTY_ARRIVALS = empty_arrivals(CONSUMER_WARPS, CLUSTER)
+    A_SHARE, B_SHARE = (BLOCK_M // CLUSTER, BLOCK_N // CLUSTER)
+    WAVE_A, WAVE_SFA = 64 * WARPGROUPS * BLOCK_K, 64 * WARPGROUPS * 4  # bytes between a warpgroup's two waves, of A and of its scales
+    ACC = BLOCK_N // 2
+    RESIZE_REGISTERS = WARPGROUPS == 2
+    ROTATE, OVERLAP = plan.rotate, plan.overlap
+
+    operand = SmemDescriptor(swizzle=128)
+    mma = wgmma.mma_block_for(plan.a_dtype, plan.b_dtype, a=operand, b=operand, rows=min(64, BLOCK_M))
+    load_column_scales = fragment.load_column_scales_for(BLOCK_N)
+    segment_scales = fragment.segment_scales_for(BLOCK_N)
+    store = epilogue_for(plan, WARPGROUPS, WAVES)
+
+    @device_function
+    def blocks(extent, block):  # type: ignore[no-untyped-def]
+        return (extent + (block - 1)) // block
+
+    @device_function
+    def tile_at(index, m_blocks, n_blocks):  # type: ignore[no-untyped-def]
+        # neighbours share A when they differ in n, and B when they differ in m
+        if SHARE_A:
+            n_block, m_block = band_tile(index, n_blocks, m_blocks, BAND)
+        else:
+            m_block, n_block = band_tile(index, m_blocks, n_blocks, BAND)
+        return m_block, n_block
+
+    @device_function
+    def grid_of_tiles(m, n):  # type: ignore[no-untyped-def]
+        """Tiles along M and N; the axis along which a cluster's CTAs differ is made even: the tile too many lies outside."""
+        m_blocks = blocks(m, BLOCK_M)
+        n_blocks = blocks(n, BLOCK_N)
+        if SHARE_A:
+            n_blocks = blocks(n_blocks, CLUSTER) * CLUSTER
+        if SHARE_B:
+            m_blocks = blocks(m_blocks, CLUSTER) * CLUSTER
+        return m_blocks, n_blocks
+
+    @device_function
+    def producer(tmap_a, tmap_b, tmap_sfa, tmap_sfb, smem, m, n, k):  # type: ignore[no-untyped-def]
+        rank = thread.cluster_ctarank()
+        m_blocks, n_blocks = grid_of_tiles(m, n)
+        k_blocks = blocks(k, BLOCK_K)
+        slot = Slot(u32(0), u32(0))
+        tile = u32(cuda.blockIdx.x)
+        while tile < m_blocks * n_blocks:
+            m_block, n_block = tile_at(tile, m_blocks, n_blocks)
+            m_idx, n_idx = m_block * BLOCK_M, n_block * BLOCK_N
+            k_block = u32(0)
+            while k_block < k_blocks:
+                full = smem + FULL + slot.stage * 8
+                mbarrier.wait(smem + EMPTY + slot.stage * 8, slot.phase ^ 1)
+                mbarrier.arrive_expect_tx(full, STAGE_BYTES)
+                smem_a = smem + A + slot.stage * A_BYTES
+                smem_b = smem + B + slot.stage * B_BYTES
+                if SHARE_A:
+                    tma.load_2d_multicast(smem_a + rank * (A_SHARE * BLOCK_K), tmap_a, full, k_block * BLOCK_K, m_idx + rank * A_SHARE, 3)
+                else:
+                    tma.load_2d(smem_a, tmap_a, full, k_block * BLOCK_K, m_idx)
+                if SHARE_B:
+                    tma.load_2d_multicast(smem_b + rank * (B_SHARE * BLOCK_K), tmap_b, full, k_block * BLOCK_K, n_idx + rank * B_SHARE, 3)
+                else:
+                    tma.load_2d(smem_b, tmap_b, full, k_block * BLOCK_K, n_idx)
+                tma.load_2d(smem + SFA + slot.stage * SFA_BYTES, tmap_sfa, full, m_idx, k_block)
+                # NOTE: a box begins at a multiple of 16 bytes, so four blocks' scales come and the consumer picks one.
+                tma.load_2d(smem + SFB + slot.stage * SFB_BYTES, tmap_sfb, full, k_block // 4 * 4, n_idx // 128)
+                slot = next_slot(slot, NUM_STAGES)
+                k_block += 1
+            tile += u32(cuda.gridDim.x)
+
+    @device_function
+    def multiply(acc, desc_a, desc_b):  # type: ignore[no-untyped-def]
+        """Issue acc = A[64, 128] @ B[BLOCK_N, 128].T as one group: a new sum for every block of K."""
+        wgmma.fence()
+        acc = mma(acc, desc_a, desc_b)
+        wgmma.commit()
+        return acc
+
+    @device_function
+    def release(smem, stage, lane_idx):  # type: ignore[no-untyped-def]
+        empty = smem + EMPTY + stage * 8
+        if CLUSTER == 1:
+            mbarrier.arrive_if(lane_idx == 0, empty)
+        else:
+            mbarrier.arrive_cluster_if(lane_idx < CLUSTER, empty, lane_idx)
+
+    @device_function
+    def await_scales(smem, slot, quarter, row):  # type: ignore[no-untyped-def]
+        """Wait for a stage; A's scales of this thread's rows (of both waves), and B's of the tile, `quarter` bytes into the four that came."""
+        mbarrier.wait(smem + FULL + slot.stage * 8, slot.phase)
+        sfa = smem + SFA + slot.stage * SFA_BYTES + row * 4
+        sa0, sa8 = memory.load_shared_f32(sfa), memory.load_shared_f32(sfa + 32)
+        sa64, sa72 = sa0, sa8
+        if WAVES == 2:
+            sa64, sa72 = memory.load_shared_f32(sfa + WAVE_SFA), memory.load_shared_f32(sfa + (WAVE_SFA + 32))
+        sb = load_column_scales(smem + SFB + slot.stage * SFB_BYTES + quarter)
+        return sa0, sa8, sa64, sa72, sb
+
+    @device_function
+    def first_wave(acc, first_a, first_b, slot):  # type: ignore[no-untyped-def]
+        return multiply(acc, first_a + slot.stage * (A_BYTES // 16), first_b + slot.stage * (B_BYTES // 16))
+
+    @device_function
+    def second_wave(acc, first_a, first_b, slot):  # type: ignore[no-untyped-def]
+        return multiply(acc, first_a + (slot.stage * (A_BYTES // 16) + WAVE_A // 16), first_b + slot.stage * (B_BYTES // 16))
+
+    @device_function
+    def plain_loop(acc, scales, slot, smem, first_a, first_b, row, lane_idx, column, k_blocks):  # type: ignore[no-untyped-def]
+        """All blocks of K of a tile; nothing is in flight at its ends. Its first stage has been awaited."""
+        total0, total1 = fragment.zero(ACC), fragment.zero(ACC)
+        left, quarter = k_blocks, u32(0)
+        while left != 0:
+            sa0, sa8, sa64, sa72, sb = scales
+            acc = first_wave(acc, first_a, first_b, slot)
+            products = segment_scales(sa0, sa8, sb, column)
+            if WAVES == 2:
+                acc = wgmma.wait(acc, 0)
+                total0 = fragment.promote(total0, acc, products)
+                acc = second_wave(acc, first_a, first_b, slot)
+                products = segment_scales(sa64, sa72, sb, column)
+            used = slot.stage
+            slot = next_slot(slot, NUM_STAGES)
+            left -= 1
+            # NOTE: the next stage is awaited while the tensor core works on this one (+2.5 % at K = 16384, H200, 2026-11-29).
+            if left != 0:
+                quarter = (quarter + 4) % 16
+                scales = await_scales(smem, slot, quarter, row)
+            acc = wgmma.wait(acc, 0)
+            release(smem, used, lane_idx)
+            if WAVES == 2:
+                total1 = fragment.promote(total1, acc, products)
+            else:
+                total0 = fragment.promote(total0, acc, products)
+        return acc, total0, total1, slot
+
+    @device_function
+    def rotated_loop(acc, scales, slot, smem, first_a, first_b, row, lane_idx, column, k_blocks):  # type: ignore[no-untyped-def]
+        """The same, begun with the first wave in flight: each pass ends by issuing the next block's, so that the loop's own work is hidden."""
+        total0, total1 = fragment.zero(ACC), fragment.zero(ACC)
+        sa0, sa8, sa64, sa72, sb = scales
+        products = segment_scales(sa0, sa8, sb, column)
+        later = segment_scales(sa64, sa72, sb, column)
+        left, quarter = k_blocks - 1, u32(0)
+        while left != 0:
+            if WAVES == 2:
+                acc = wgmma.wait(acc, 0)
+                total0 = fragment.promote(total0, acc, products)
+                acc = second_wave(acc, first_a, first_b, slot)
+            used = slot.stage
+            slot = next_slot(slot, NUM_STAGES)
+            quarter = (quarter + 4) % 16
+            scales = await_scales(smem, slot, quarter, row)
+            acc = wgmma.wait(acc, 0)
+            release(smem, used, lane_idx)
+            if WAVES == 2:
+                total1 = fragment.promote(total1, acc, later)
+            else:
+                total0 = fragment.promote(total0, acc, products)
+            acc = first_wave(acc, first_a, first_b, slot)
+            sa0, sa8, sa64, sa72, sb = scales
+            products = segment_scales(sa0, sa8, sb, column)
+            later = segment_scales(sa64, sa72, sb, column)
+            left -= 1
+        if WAVES == 2:
+            acc = wgmma.wait(acc, 0)
+            total0 = fragment.promote(total0, acc, products)
+            acc = second_wave(acc, first_a, first_b, slot)
+        used = slot.stage
+        slot = next_slot(slot, NUM_STAGES)
+        acc = wgmma.wait(acc, 0)
+        release(smem, used, lane_idx)
+        if WAVES == 2:
+            total1 = fragment.promote(total1, acc, later)
+        else:
+            total0 = fragment.promote(total0, acc, products)
+        return acc, total0, total1, slot
+
+    loop = rotated_loop if ROTATE else plain_loop
+
+    @device_function
+    def consumer(tmap_d, d_ptr, d_pitch, smem, m, n, k):  # type: ignore[no-untyped-def]
+        warp_idx = thread.uniform(u32(cuda.threadIdx.x) // 32)
+        lane_idx = thread.lane_idx()
+        m_blocks, n_blocks = grid_of_tiles(m, n)
+        k_blocks = blocks(k, BLOCK_K)
+        # a tile of fewer than 64 rows has no scales for the rows that wgmma adds
+        row = (warp_idx * 16 + lane_idx // 4) % BLOCK_M
+        first_a = low_word(smem + A + warp_idx // 4 * (64 * BLOCK_K))
+        first_b = low_word(smem + B)
+        slot = Slot(u32(0), u32(0))
+        acc = fragment.zero(ACC)
+        tile = u32(cuda.blockIdx.x)
+        scales = await_scales(smem, slot, u32(0), row)
+        if ROTATE:
+            acc = first_wave(acc, first_a, first_b, slot)
+        while True:
+            m_block, n_block = tile_at(tile, m_blocks, n_blocks)
+            m_idx, n_idx = m_block * BLOCK_M, n_block * BLOCK_N
+            acc, total0, total1, slot = loop(acc, scales, slot, smem, first_a, first_b, row, lane_idx, n_idx % 128, k_blocks)
+            tile += u32(cuda.gridDim.x)
+            if tile >= m_blocks * n_blocks:
+                break
+            if not OVERLAP:
+                store(total0, total1, smem + D, tmap_d, d_ptr, d_pitch, m_idx, n_idx, m, n)
+            scales = await_scales(smem, slot, u32(0), row)
+            if ROTATE:
+                acc = first_wave(acc, first_a, first_b, slot)
+            if OVERLAP:
+                store(total0, total1, smem + D, tmap_d, d_ptr, d_pitch, m_idx, n_idx, m, n)
+        store(total0, total1, smem + D, tmap_d, d_ptr, d_pitch, m_idx, n_idx, m, n)
+        # shared memory must outlive the last store's reads
+        tma.wait_read(0)
+
+    def kernel(tmap_a, tmap_b, tmap_sfa, tmap_sfb, tmap_d, d_ptr, d_pitch, m, n, k):  # type: ignore[no-untyped-def]
+        smem = (memory.shared_address(cuda.shared.array(0, np.uint8)) + 1023) // 1024 * 1024
+        warp_idx = thread.uniform(u32(cuda.threadIdx.x) // 32)
+        lane_idx = thread.lane_idx()
+        if warp_idx == CONSUMER_WARPS and lane_idx == 0:
+            tma.prefetch(tmap_a)
+            tma.prefetch(tmap_b)
+            tma.prefetch(tmap_sfa)
+            tma.prefetch(tmap_sfb)
+            tma.prefetch(tmap_d)
+        if warp_idx == 0 and lane_idx == 0:
+            for stage in range(NUM_STAGES):
+                mbarrier.init(smem + FULL + stage * 8, FULL_ARRIVALS)
+                mbarrier.init(smem + EMPTY + stage * 8, EMPTY_ARRIVALS)
+            barrier.fence_mbarrier_init()
+        if CLUSTER == 1:
+            cuda.syncthreads()
+        else:
+            barrier.cluster_arrive()
+            barrier.cluster_wait()
+        thread.griddepcontrol_wait()
+        if warp_idx >= CONSUMER_WARPS:
+            if RESIZE_REGISTERS:
+                thread.setmaxnreg_dec(REGISTERS_PRODUCER)
+            if warp_idx == CONSUMER_WARPS + PRODUCER_WARP and lane_idx == 0:
+                producer(tmap_a, tmap_b, tmap_sfa, tmap_sfb, smem, m, n, k)
+        else:
+            if RESIZE_REGISTERS:
+                thread.setmaxnreg_inc(REGISTERS_CONSUMER)
+            consumer(tmap_d, d_ptr, d_pitch, smem, m, n, k)
+        if CLUSTER > 1:
+            # NOTE: a CTA may not exit while its peer can still arrive on its barriers (PTX ISA 9.0, "mapa", shared::cluster lifetime).
+            barrier.cluster_arrive()
+            barrier.cluster_wait()
+
+    argtypes = (TensorMap,) * 5 + (u64, u64, u32, u32, u32)
+    return Built(kernel, argtypes, THREADS, MAPPED, CLUSTER)
+
+
+MAPPED_ARRAYS = ("a", "b", "sfa", "sfb", "d")
+"""Whose tensor maps `bind` gives, in order; of the other arguments, D's address comes first."""
+
+
+def bind(plan: GemmPlan, laid: Any) -> tuple[Any, ...]:
+    """The kernel's arguments, in order, for operands laid out by `layouts.operands`."""
+    problem = laid.problem
+    a_rows = plan.block_m // (plan.cluster if plan.multicast == "A" else 1)
+    b_rows = plan.block_n // (plan.cluster if plan.multicast == "B" else 1)
+    d_box, d_swizzle = panel_box(plan)
+    return (
+        TensorMap.of(laid.a, (plan.block_k, a_rows), swizzle=128),
+        TensorMap.of(laid.b, (plan.block_k, b_rows), swizzle=128),
+        TensorMap.of(laid.sfa.T, (plan.block_m, 1)),
+        TensorMap.of(laid.sfb, (4, fragment.column_scales(plan.block_n))),
+        TensorMap.of(laid.d, d_box, swizzle=d_swizzle, dtype=problem.d_dtype.name),
+        u64(address(laid.d)),
+        u64(laid.d.strides[0]),
+        u32(problem.m),
+        u32(problem.n),
+        u32(problem.k),
+    )

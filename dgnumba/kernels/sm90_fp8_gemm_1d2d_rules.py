@@ -1,0 +1,134 @@
+"""What plans `sm90_fp8_gemm_1d2d` has: which problems it takes, which tiles can be built, their shared memory, their grid."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
+
+from ..device import Device
+from ..layouts.smem import SmemMap
+from ..problem import GemmProblem
+from ..ptx import fragment
+from .epilogue import EPILOGUES, staging_bytes
+from .spec import GemmPlan, Rule, first_broken, most_stages
+
+NAME = "sm90_fp8_gemm_1d2d"
+
+
+BLOCK_MS, BLOCK_NS, BLOCK_KS = (16, 32, 64, 128, 256), tuple(range(16, 193, 16)), (128,)
+MIN_STAGES, MAX_STAGES = 3, 16
+
+
+def supports(problem: GemmProblem, device: Device) -> str | None:
+    """None when this kernel takes the problem on the device, else the reason why not."""
+    if device.cc[0] != 9:
+        return f"needs Hopper (sm_90a), {device.name} is sm_{device.cc[0]}{device.cc[1]}"
+    if (problem.gran_a, problem.gran_b) != ((1, 128), (128, 128)):
+        return f"takes scales of 1x128 on A and 128x128 on B, got {problem.gran_a} and {problem.gran_b}"
+    for name, dtype, taken in (
+        ("a", problem.a_dtype, ("float8_e4m3fn", "float8_e5m2")),
+        ("b", problem.b_dtype, ("float8_e4m3fn", "float8_e5m2")),
+        ("d", problem.d_dtype, ("bfloat16", "float32")),
+    ):
+        if dtype.name not in taken:
+            return f"takes {name} of {' or '.join(taken)}, got {dtype.name}"
+    return "takes one group" if problem.groups != 1 else None
+
+
+SHARINGS: tuple[tuple[int, str | None], ...] = ((1, None), (2, "A"), (2, "B"))
+"""Clusters, and the operand that their CTAs share."""
+
+RULES: tuple[Rule, ...] = (
+    (f"BLOCK_M of {BLOCK_MS}", lambda plan, _: plan.block_m in BLOCK_MS),
+    (f"BLOCK_N of {BLOCK_NS}", lambda plan, _: plan.block_n in BLOCK_NS),
+    (
+        "BLOCK_M or BLOCK_N of 128 at most: two waves of accumulators and their sums must fit the registers",
+        lambda plan, _: min(plan.block_m, plan.block_n) <= 128,
+    ),
+    ("a cluster of 2 with an operand shared, or none", lambda plan, _: (plan.cluster, plan.multicast) in SHARINGS),
+    (
+        "a share of a multicast operand that keeps the swizzle's eight rows",
+        lambda plan, _: {None: 0, "A": plan.block_m, "B": plan.block_n}[plan.multicast] // plan.cluster % 8 == 0,
+    ),
+    (f"an epilogue of {tuple(EPILOGUES)} that writes {{plan.d_dtype}}", lambda plan, _: EPILOGUES.get(plan.epilogue) == plan.d_dtype),
+    ("rotate, to overlap a tile's store with the next one's first products", lambda plan, _: plan.rotate or not plan.overlap),
+    (
+        "whole panels of 64 columns for the warp epilogue, and four warps with rows",
+        lambda plan, _: plan.epilogue != "warp" or (plan.block_n % 64 == 0 and plan.block_m >= 64),
+    ),
+)
+"""What a plan needs to be built, the broadest first."""
+
+PROBLEM_RULES: tuple[Rule, ...] = (
+    (
+        "N of a multiple of 8 for the warp epilogue's 16-byte stores, got {problem.n}",
+        lambda plan, problem: plan.epilogue != "warp" or problem.n % 8 == 0,
+    ),
+)
+"""What it needs of the problem. Together with `RULES` the single statement of the rules."""
+
+
+def candidates(problem: GemmProblem, device: Device) -> list[GemmPlan]:
+    """Plans that fit the device; the stages are as many as fit."""
+    plans = _buildable(problem.a_dtype.name, problem.b_dtype.name, problem.d_dtype.name, device)
+    return [plan for plan in plans if first_broken(PROBLEM_RULES, plan, problem) is None]
+
+
+@lru_cache(maxsize=64)
+def _buildable(a_dtype: str, b_dtype: str, d_dtype: str, device: Device) -> tuple[GemmPlan, ...]:
+    epilogues = [name for name, dtype in EPILOGUES.items() if dtype == d_dtype]
+    sharings = [(cluster, multicast) for cluster, multicast in SHARINGS if device.clusters_at_once(cluster) >= 1]
+    plans = []
+    for block_m, block_n, epilogue in product(BLOCK_MS, BLOCK_NS, epilogues):
+        tile = GemmPlan(NAME, block_m, block_n, 0, a_dtype, b_dtype, d_dtype, epilogue=epilogue)
+        if first_broken(RULES, tile) is None:
+            # neither a cluster nor the loop takes shared memory
+            stages = min(MAX_STAGES, most_stages(smem, tile, device))
+            # NOTE: a rotated loop pays with two waves and the room of the warp epilogue only (H200, 2026-11-29, bench/NOTES.md).
+            loops = (False, True) if block_m == 256 and epilogue == "warp" else (False,)
+            for (cluster, multicast), rotate in product(sharings if stages >= MIN_STAGES else (), loops):
+                plan = replace(tile, num_stages=stages, cluster=cluster, multicast=multicast, rotate=rotate)
+                if first_broken(RULES, plan) is None:
+                    plans.append(plan)
+    return tuple(plans)
+
+
+def refusal(plan: GemmPlan, problem: GemmProblem) -> str | None:
+    """Why a plan cannot be built, or cannot take the problem, or None."""
+    return first_broken(RULES + PROBLEM_RULES, plan, problem)
+
+
+def warpgroups_of(plan: GemmPlan) -> int:
+    """Consumer warpgroups: one for up to 64 rows, else two."""
+    return 1 if plan.block_m <= 64 else 2
+
+
+def smem(plan: GemmPlan) -> SmemMap:
+    """D's staging, then the ring of A, B and scales, then the barriers."""
+    column_scales = fragment.column_scales(plan.block_n)
+    return SmemMap.of(
+        ("d", staging_bytes(plan), 1, 1024),
+        ("a", plan.block_m * plan.block_k, plan.num_stages, 1024),
+        ("b", plan.block_n * plan.block_k, plan.num_stages, 1024),
+        ("sfa", -(-plan.block_m * 4 // 128) * 128, plan.num_stages, 128),
+        ("sfb", -(-column_scales * 16 // 128) * 128, plan.num_stages, 128),
+        ("full", 8, plan.num_stages, 8),
+        ("empty", 8, plan.num_stages, 8),
+    )
+
+
+def grid(plan: GemmPlan, problem: GemmProblem, device: Device) -> int:
+    """CTAs: one a multiprocessor, fewer when there are fewer tiles; whole clusters."""
+    tiles = count_tiles(plan, problem)
+    return min(tiles, device.clusters_at_once(plan.cluster) * plan.cluster)
+
+
+def count_tiles(plan: GemmPlan, problem: GemmProblem) -> int:
+    """Tiles, those included that a cluster's even count adds."""
+    m_blocks, n_blocks = -(-problem.m // plan.block_m), -(-problem.n // plan.block_n)
+    if plan.multicast == "A":
+        n_blocks = -(-n_blocks // plan.cluster) * plan.cluster
+    if plan.multicast == "B":
+        m_blocks = -(-m_blocks // plan.cluster) * plan.cluster
+    return m_blocks * n_blocks

@@ -1,0 +1,365 @@
+"""D[M,N] = sum over kb of (A[:,kb] @ B[:,kb].T) * SFA[:,kb] * SFB[n//128,kb], for few rows of A: the weights on wgmma's 64-row side.
+
+Shapes:    as sm90_fp8_gemm_1d2d; a tile is BLOCK_N rows of B (the weights) by BLOCK_M rows of A (the tokens), BLOCK_M a multiple of 8
+Roles:     one thread of the last warp: producer (TMA); the warpgroups before it: consumers, 64 weights each
+Barriers:  full[stage]   1 arrival + bytes of B, A, SFA, SFB       producer -> consumers
+           empty[stage]  1 arrival per consumer warp                consumers -> producer
+           named 1       everyone, once: the barriers are initialised; the producer does not wait
+Tile:      for each stage of BLOCK_K / 128 blocks: all its wgmma -> wait -> release -> total += acc * (SFA of the column * SFB) for each block
+Split:     SPLIT CTAs of a cluster share a tile, each a range of K; their sums meet in distributed shared memory and are added in rank
+           order, so that a result has the same bits every run
+Budget:    smem = layouts.smem of plan, nearly all of it: what counts is bytes in flight
+Follows:   the swap of operands that CUTLASS and TensorRT-LLM use for decode; no code of theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from .._numba import device_function
+from ..device import Device
+from ..integers import u32, u64
+from ..layouts.descriptors import SmemDescriptor, TensorMap, low_word
+from ..layouts.smem import SmemMap
+from ..problem import GemmProblem
+from ..ptx import Fragment, barrier, fragment, mbarrier, memory, thread, tma, unrolled, wgmma
+from ..xp import address
+from .pipeline import FULL_ARRIVALS, Slot, empty_arrivals, next_slot
+from .sm90_fp8_gemm_1d2d_rules import supports as _supports
+from .spec import Built, GemmPlan, Rule, first_broken, most_stages
+
+NAME = "sm90_fp8_gemm_1d2d_swap_ab"
+
+BLOCK_MS = (8, 16, 24, 32, 48, 64)
+BLOCK_NS, BLOCK_KS, SPLITS = (64, 128), (128, 256, 512), (1, 2, 4, 8)
+MIN_STAGES, MAX_STAGES = 2, 16
+MOST_TOKENS = 64
+
+
+def supports(problem: GemmProblem, device: Device) -> str | None:
+    """None when this kernel takes the problem on the device, else the reason why not."""
+    reason = _supports(problem, device)
+    if reason is None and problem.m > MOST_TOKENS:
+        reason = f"is for M up to {MOST_TOKENS}, got {problem.m}"
+    return reason
+
+
+RULES: tuple[Rule, ...] = (
+    (f"BLOCK_M of {BLOCK_MS}", lambda plan, _: plan.block_m in BLOCK_MS),
+    (f"BLOCK_N of {BLOCK_NS}", lambda plan, _: plan.block_n in BLOCK_NS),
+    (f"BLOCK_K of {BLOCK_KS}", lambda plan, _: plan.block_k in BLOCK_KS),
+    (f"a split over {SPLITS} CTAs", lambda plan, _: plan.cluster in SPLITS and plan.multicast is None),
+    ("accumulators of all blocks of a stage in the registers", lambda plan, _: plan.block_m * plan.block_k <= 32 * 512),
+    (
+        "a stage for each CTA of a split",
+        lambda plan, problem: plan.cluster == 1 or -(-problem.k // plan.block_k) >= plan.cluster,
+    ),
+    (
+        "K of a multiple of 128 for blocks taken together, got {problem.k}",
+        lambda plan, problem: plan.block_k == 128 or problem.k % 128 == 0,
+    ),
+    ("the registers epilogue", lambda plan, _: plan.epilogue == "registers"),
+)
+"""The single statement of the rules, the broadest first."""
+
+
+def candidates(problem: GemmProblem, device: Device) -> list[GemmPlan]:
+    """Plans that fit the device: one tile takes all tokens where it can, and all CTAs of a split run at one time."""
+    block_m = next(m for m in BLOCK_MS if m >= min(problem.m, MOST_TOKENS))
+    dtypes = problem.a_dtype.name, problem.b_dtype.name, problem.d_dtype.name
+    plans = []
+    for block_n, block_k, split in product(BLOCK_NS, BLOCK_KS, SPLITS):
+        plan = GemmPlan(NAME, block_m, block_n, 0, *dtypes, block_k=block_k, cluster=split, epilogue="registers")
+        # NOTE: clusters that have to wait for others are ruinous (M = 1, 7168x2048: 13 us in the place of 6; H200, 2026-11-29, bench/NOTES.md).
+        if refusal(plan, problem) is None and (split == 1 or count_tiles(plan, problem) <= device.clusters_at_once(split)):
+            stages = min(MAX_STAGES, most_stages(smem, plan, device))
+            if stages >= MIN_STAGES:
+                plans.append(replace(plan, num_stages=stages))
+    return plans
+
+
+def refusal(plan: GemmPlan, problem: GemmProblem) -> str | None:
+    """Why a plan cannot be built, or cannot take the problem, or None."""
+    return first_broken(RULES, plan, problem)
+
+
+def smem(plan: GemmPlan) -> SmemMap:
+    """The ring of B, A and scales, the partial sums of a split, then the barriers."""
+    blocks = plan.block_k // 128
+    return SmemMap.of(
+        ("b", plan.block_n * plan.block_k, plan.num_stages, 1024),
+        ("a", plan.block_m * plan.block_k, plan.num_stages, 1024),
+        ("sfa", -(-plan.block_m * 4 * blocks // 128) * 128, plan.num_stages, 128),
+        ("sfb", 128, plan.num_stages, 128),
+        ("partial", plan.block_m * plan.block_n * 4 if plan.cluster > 1 else 0, 1, 16),
+        ("full", 8, plan.num_stages, 8),
+        ("empty", 8, plan.num_stages, 8),
+    )
+
+
+def _store_for(plan: GemmPlan) -> Callable[..., Any]:
+    store_one = memory.store_global_bf16_if if plan.d_dtype == "bfloat16" else memory.store_global_f32_if
+    size = 2 if plan.d_dtype == "bfloat16" else 4
+
+    @unrolled
+    def store_columns(total: Fragment, address: u64, pitch: u64, token: u32, m: u32, row: u32, n: u32) -> None:
+        """st.global - a transposed fragment, register by register: its rows are columns of D.
+
+        PTX:       ISA 9.0, "st"
+        Scope:     thread
+        Args:      total     float32 fragment of 64 x block_m
+                   address   u64  of this lane's first element: D[token, row]
+                   pitch     u64  bytes of a row of D
+                   token, m  u32  this lane's first token, and the tokens
+                   row, n    u32  this lane's first weight row, and how many there are
+        Returns:   nothing
+        Lanes:     layouts.lanes.wgmma_accumulator
+        Emulates:  exactly
+        """
+        for i in range(len(total)):
+            column, lower = 8 * (i // 4) + i % 2, 8 * (i % 4 // 2)
+            store_one((token + column < m) & (row + lower < n), address + (pitch * column + size * lower), total[i])
+
+    return store_columns
+
+
+@unrolled
+def store_partial(total: Fragment, address: u32, pitch: u32) -> None:
+    """st.shared.f32 - register i of a fragment to `address` + i * `pitch`.
+
+    PTX:       ISA 9.0, "st"
+    Scope:     thread
+    Args:      total    float32 fragment
+               address  u32  shared address of this thread's first
+               pitch    u32  bytes
+    Returns:   nothing
+    Emulates:  exactly
+    """
+    for i in range(len(total)):
+        memory.store_shared_f32(address + pitch * i, total[i])
+
+
+def build(plan: GemmPlan) -> Built:
+    """The kernel `kernel(tmap_a, tmap_b, tmap_sfa, tmap_sfb, d_ptr, d_pitch, m, n, k)` of a plan."""
+    BLOCK_M, BLOCK_N, NUM_STAGES, SPLIT = plan.block_m, plan.block_n, plan.num_stages, plan.cluster
+    BLOCKS = plan.block_k // 128
+    CONSUMERS = 2 * BLOCK_N
+    CONSUMER_WARPS, THREADS = CONSUMERS // 32, CONSUMERS + 32
+    MAPPED = smem(plan)
+    B, A, SFA, SFB, PARTIAL, FULL, EMPTY = (MAPPED[name].offset for name in ("b", "a", "sfa", "sfb", "partial", "full", "empty"))
+    B_BYTES, A_BYTES, SFA_BYTES, SFB_BYTES = (MAPPED[name].nbytes for name in ("b", "a", "sfa", "sfb"))
+    B_BLOCK, A_BLOCK, SFA_BLOCK = BLOCK_N * 128, BLOCK_M * 128, BLOCK_M * 4
+    STAGE_BYTES = B_BYTES + A_BYTES + SFA_BLOCK * BLOCKS + 16
+    EMPTY_ARRIVALS = empty_arrivals(CONSUMER_WARPS, 1)
+    ACC = BLOCK_M // 2
+    SLICE = -(-ACC // SPLIT)
+    ELEMENT = 2 if plan.d_dtype == "bfloat16" else 4
+
+    operand = SmemDescriptor(swizzle=128)
+    mma = wgmma.mma_for(plan.b_dtype, plan.a_dtype, a=operand, b=operand)
+    load_token_scales = fragment.load_token_scales_for(BLOCK_M)
+    promote = fragment.promote_columns
+    store_columns = _store_for(plan)
+    store_one = memory.store_global_bf16_if if plan.d_dtype == "bfloat16" else memory.store_global_f32_if
+
+    @device_function
+    def work(m, n, k):  # type: ignore[no-untyped-def]
+        """Tiles along M and N, and this CTA's range of stages."""
+        stages = (k + (BLOCKS * 128 - 1)) // (BLOCKS * 128)
+        first, last = u32(0), stages
+        if SPLIT > 1:
+            rank = thread.cluster_ctarank()
+            first, last = stages * rank // SPLIT, stages * (rank + 1) // SPLIT
+        return (m + (BLOCK_M - 1)) // BLOCK_M, (n + (BLOCK_N - 1)) // BLOCK_N, first, last
+
+    @device_function
+    def producer(tmap_a, tmap_b, tmap_sfa, tmap_sfb, smem, m, n, k):  # type: ignore[no-untyped-def]
+        m_blocks, n_blocks, first, last = work(m, n, k)
+        slot = Slot(u32(0), u32(0))
+        tile = u32(cuda.blockIdx.x) // SPLIT
+        while tile < m_blocks * n_blocks:
+            m_idx, n_idx = tile % m_blocks * BLOCK_M, tile // m_blocks * BLOCK_N
+            stage = first
+            while stage < last:
+                full = smem + FULL + slot.stage * 8
+                mbarrier.wait(smem + EMPTY + slot.stage * 8, slot.phase ^ 1)
+                mbarrier.arrive_expect_tx(full, STAGE_BYTES)
+                # NOTE: one operation for all blocks of a stage: each costs the TMA unit some 40 ns beside its bytes (H200, 2026-11-29).
+                if BLOCKS == 1:
+                    tma.load_2d(smem + B + slot.stage * B_BYTES, tmap_b, full, stage * 128, n_idx)
+                    tma.load_2d(smem + A + slot.stage * A_BYTES, tmap_a, full, stage * 128, m_idx)
+                else:
+                    tma.load_3d(smem + B + slot.stage * B_BYTES, tmap_b, full, u32(0), n_idx, stage * BLOCKS)
+                    tma.load_3d(smem + A + slot.stage * A_BYTES, tmap_a, full, u32(0), m_idx, stage * BLOCKS)
+                tma.load_2d(smem + SFA + slot.stage * SFA_BYTES, tmap_sfa, full, m_idx, stage * BLOCKS)
+                tma.load_2d(smem + SFB + slot.stage * SFB_BYTES, tmap_sfb, full, stage * BLOCKS // 4 * 4, n_idx // 128)
+                slot = next_slot(slot, NUM_STAGES)
+                stage += 1
+            tile += u32(cuda.gridDim.x) // SPLIT
+
+    @device_function
+    def issue(acc, desc_b, desc_a):  # type: ignore[no-untyped-def]
+        acc = mma(acc, desc_b, desc_a, 0)
+        acc = mma(acc, desc_b + 2, desc_a + 2, 1)
+        acc = mma(acc, desc_b + 4, desc_a + 4, 1)
+        return mma(acc, desc_b + 6, desc_a + 6, 1)
+
+    @device_function
+    def multiply(total, acc0, acc1, acc2, acc3, smem, slot, stage, first_b, first_a, lane_idx):  # type: ignore[no-untyped-def]
+        """One stage: the products of all its blocks in flight together, then their promotion."""
+        mbarrier.wait(smem + FULL + slot.stage * 8, slot.phase)
+        desc_b = first_b + slot.stage * (B_BYTES // 16)
+        desc_a = first_a + slot.stage * (A_BYTES // 16)
+        wgmma.fence()
+        acc0 = issue(acc0, desc_b, desc_a)
+        if BLOCKS >= 2:
+            acc1 = issue(acc1, desc_b + B_BLOCK // 16, desc_a + A_BLOCK // 16)
+        if BLOCKS == 4:
+            acc2 = issue(acc2, desc_b + 2 * B_BLOCK // 16, desc_a + 2 * A_BLOCK // 16)
+            acc3 = issue(acc3, desc_b + 3 * B_BLOCK // 16, desc_a + 3 * A_BLOCK // 16)
+        wgmma.commit()
+        sfa = smem + SFA + slot.stage * SFA_BYTES + lane_idx % 4 * 8
+        sfb = smem + SFB + slot.stage * SFB_BYTES + stage * BLOCKS % 4 * 4
+        tokens0, row0 = load_token_scales(sfa), memory.load_shared_f32(sfb)
+        tokens1, row1, tokens2, row2, tokens3, row3 = tokens0, row0, tokens0, row0, tokens0, row0
+        if BLOCKS >= 2:
+            tokens1, row1 = load_token_scales(sfa + SFA_BLOCK), memory.load_shared_f32(sfb + 4)
+        if BLOCKS == 4:
+            tokens2, row2 = load_token_scales(sfa + 2 * SFA_BLOCK), memory.load_shared_f32(sfb + 8)
+            tokens3, row3 = load_token_scales(sfa + 3 * SFA_BLOCK), memory.load_shared_f32(sfb + 12)
+        acc0 = wgmma.wait(acc0, 0)
+        if BLOCKS >= 2:
+            acc1 = wgmma.wait(acc1, 0)
+        if BLOCKS == 4:
+            acc2 = wgmma.wait(acc2, 0)
+            acc3 = wgmma.wait(acc3, 0)
+        mbarrier.arrive_if(lane_idx == 0, smem + EMPTY + slot.stage * 8)
+        total = promote(total, acc0, tokens0, row0)
+        if BLOCKS >= 2:
+            total = promote(total, acc1, tokens1, row1)
+        if BLOCKS == 4:
+            total = promote(total, acc2, tokens2, row2)
+            total = promote(total, acc3, tokens3, row3)
+        return total, acc0, acc1, acc2, acc3
+
+    @device_function
+    def place(tile, m_blocks, warp_idx, lane_idx):  # type: ignore[no-untyped-def]
+        """The first token and the first weight row that this lane holds of a tile."""
+        return tile % m_blocks * BLOCK_M + lane_idx % 4 * 2, tile // m_blocks * BLOCK_N + warp_idx * 16 + lane_idx // 4
+
+    @device_function
+    def consumer(d_ptr, d_pitch, smem, m, n, k):  # type: ignore[no-untyped-def]
+        warp_idx = thread.uniform(u32(cuda.threadIdx.x) // 32)
+        lane_idx = thread.lane_idx()
+        m_blocks, n_blocks, first, last = work(m, n, k)
+        first_b = low_word(smem + B + warp_idx // 4 * (64 * 128))
+        first_a = low_word(smem + A)
+        slot = Slot(u32(0), u32(0))
+        acc0, acc1, acc2, acc3 = fragment.zero(ACC), fragment.zero(ACC), fragment.zero(ACC), fragment.zero(ACC)
+        tile = u32(cuda.blockIdx.x) // SPLIT
+        while tile < m_blocks * n_blocks:
+            total = fragment.zero(ACC)
+            stage = first
+            while stage < last:
+                total, acc0, acc1, acc2, acc3 = multiply(total, acc0, acc1, acc2, acc3, smem, slot, stage, first_b, first_a, lane_idx)
+                slot = next_slot(slot, NUM_STAGES)
+                stage += 1
+            if SPLIT > 1:
+                store_partial(total, smem + PARTIAL + u32(cuda.threadIdx.x) * 4, CONSUMERS * 4)
+            else:
+                token, row = place(tile, m_blocks, warp_idx, lane_idx)
+                store_columns(total, d_ptr + u64(token) * d_pitch + u64(row) * ELEMENT, d_pitch, token, m, row, n)
+            tile += u32(cuda.gridDim.x) // SPLIT
+
+    @device_function
+    def add_up(d_ptr, d_pitch, smem, m, n):  # type: ignore[no-untyped-def]
+        """Add the partial sums of all CTAs of the cluster, in rank order: a slice of the registers for each CTA."""
+        tid = u32(cuda.threadIdx.x)
+        tile = u32(cuda.blockIdx.x) // SPLIT
+        token, row = place(tile, (m + (BLOCK_M - 1)) // BLOCK_M, tid // 32, thread.lane_idx())
+        i = thread.cluster_ctarank() * SLICE
+        end = min(i + SLICE, u32(ACC))
+        while i < end:
+            partial = smem + PARTIAL + tid * 4 + i * (CONSUMERS * 4)
+            total = memory.load_cluster_f32(thread.mapa(partial, u32(0)))
+            for rank in range(1, SPLIT):
+                total = total + memory.load_cluster_f32(thread.mapa(partial, u32(rank)))
+            to = token + i // 4 * 8 + i % 2
+            at = row + i % 4 // 2 * 8
+            store_one(to < m and at < n, d_ptr + u64(to) * d_pitch + u64(at) * ELEMENT, total)
+            i += 1
+
+    def kernel(tmap_a, tmap_b, tmap_sfa, tmap_sfb, d_ptr, d_pitch, m, n, k):  # type: ignore[no-untyped-def]
+        smem = (memory.shared_address(cuda.shared.array(0, np.uint8)) + 1023) // 1024 * 1024
+        warp_idx = thread.uniform(u32(cuda.threadIdx.x) // 32)
+        if warp_idx == CONSUMER_WARPS:
+            if thread.lane_idx() == 0:
+                for stage in range(NUM_STAGES):
+                    mbarrier.init(smem + FULL + stage * 8, FULL_ARRIVALS)
+                    mbarrier.init(smem + EMPTY + stage * 8, EMPTY_ARRIVALS)
+                barrier.fence_mbarrier_init()
+            thread.syncwarp()
+            # the producer tells that the barriers stand, and does not wait for anyone: its loads start at once
+            barrier.arrive(1, THREADS)
+            thread.griddepcontrol_wait()
+            if thread.lane_idx() == 0:
+                producer(tmap_a, tmap_b, tmap_sfa, tmap_sfb, smem, m, n, k)
+        else:
+            barrier.sync(1, THREADS)
+            thread.griddepcontrol_wait()
+            consumer(d_ptr, d_pitch, smem, m, n, k)
+        if SPLIT > 1:
+            barrier.cluster_arrive()
+            barrier.cluster_wait()
+            if warp_idx < CONSUMER_WARPS:
+                add_up(d_ptr, d_pitch, smem, m, n)
+            # NOTE: a CTA may not exit while a peer reads its partial sums (PTX ISA 9.0, shared::cluster lifetime).
+            barrier.cluster_arrive()
+            barrier.cluster_wait()
+
+    argtypes = (TensorMap,) * 4 + (u64, u64, u32, u32, u32)
+    return Built(kernel, argtypes, THREADS, MAPPED, SPLIT)
+
+
+MAPPED_ARRAYS = ("a", "b", "sfa", "sfb")
+"""Whose tensor maps `bind` gives, in order; of the other arguments, D's address comes first."""
+
+
+def bind(plan: GemmPlan, laid: Any) -> tuple[Any, ...]:
+    """The kernel's arguments, in order, for operands laid out by `layouts.operands`."""
+    problem = laid.problem
+    return (
+        _blocked(laid.a, plan.block_m, plan.block_k // 128),
+        _blocked(laid.b, plan.block_n, plan.block_k // 128),
+        TensorMap.of(laid.sfa.T, (plan.block_m, plan.block_k // 128)),
+        TensorMap.of(laid.sfb, (4, 1)),
+        u64(address(laid.d)),
+        u64(laid.d.strides[0]),
+        u32(problem.m),
+        u32(problem.n),
+        u32(problem.k),
+    )
+
+
+def _blocked(x: Any, rows: int, blocks: int) -> TensorMap:
+    """The map of an operand whose box is `rows` rows of `blocks` blocks of 128 of K, block after block: K is two dimensions."""
+    if blocks == 1:
+        return TensorMap.of(x, (128, rows), swizzle=128)
+    return TensorMap("uint8", (128, x.shape[0], x.shape[1] // 128), (int(x.strides[0]), 128), (128, rows, blocks), 128, x)
+
+
+def grid(plan: GemmPlan, problem: GemmProblem, device: Device) -> int:
+    """CTAs: one a multiprocessor, fewer when there are fewer tiles; a split has one tile a cluster."""
+    tiles = count_tiles(plan, problem)
+    return tiles * plan.cluster if plan.cluster > 1 else min(tiles, device.num_sms)
+
+
+def count_tiles(plan: GemmPlan, problem: GemmProblem) -> int:
+    """Tiles of the output."""
+    return -(-problem.m // plan.block_m) * -(-problem.n // plan.block_n)

@@ -1,0 +1,181 @@
+"""Scales from one form to another, in one pass: turned to MN-major, packed to UE8M0, and back; for any GPU from sm_80 on.
+
+Shapes:    turn    out[c, r] = in[r, c]: words of four bytes [R,C], any strides -> rows of R words, `out_pitch` bytes apart
+           pack    out[w, r] = bytes of in[r, 4w .. 4w+3]: float32 [R,C], powers of two -> int32 [ceil(C/4), R]; a scale that is none
+                   raises a flag (and packs as whatever its exponent says)
+           unpack  out[r, c] = 2^(byte c % 4 of in[r, c // 4] - 127): int32 [R, ceil(C/4)], any strides -> float32 [R,C], any strides
+Tile:      turn, pack: 64 rows by 64 (pack: 16) words through shared memory; 256 threads, accesses of 16 bytes on both sides where rows
+           begin at multiples of 16 bytes, else by word. Rows of the output are filled up with zeros to 16 bytes
+           unpack: four rows and a word a thread; 16 bytes a store where neighbours of M are neighbours in memory
+Banks:     the word of row r and column c lies at row r ^ 4 (c/4 % 16) of line c: 16-byte accesses stay whole, and both ways are spread
+Follows:   DeepGEMM's transpose and pack of scales (54e2261); differs in: any K from one binary; bad scales are reported, not trapped on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from .._numba import device_function
+from ..integers import u32, u64
+from ..ptx import memory
+from .smxx_cast import BuiltCast
+
+TILE, THREADS, PIECE = 64, 256, 4
+PACK_WORDS = TILE // PIECE
+UNPACK_ROWS = PIECE * THREADS
+ARGTYPES = (u64, u64, u64, u64, u64, u64, u32, u32)
+"""(in, its row pitch, its column pitch, out, its row pitch, its column pitch or the flag's address, rows, columns of the float32 side)."""
+
+
+@dataclass(frozen=True)
+class LayoutPlan:
+    """Every choice that is frozen into a move.
+
+    move           "turn", "pack" or "unpack"
+    is_vector      the input is read by 16 bytes (turn, pack: along its rows; unpack: along M)
+    is_vector_out  the output is written by 16 bytes, along M
+    """
+
+    move: str
+    is_vector: bool = True
+    is_vector_out: bool = True
+
+
+def grid(plan: LayoutPlan, rows: int, columns: int) -> tuple[int, int]:
+    """CTAs: tiles along the columns and along the rows; of unpack rows first."""
+    if plan.move == "unpack":
+        return -(-rows // UNPACK_ROWS), -(-columns // PIECE)
+    return -(-columns // TILE), -(-rows // TILE)
+
+
+def build(plan: LayoutPlan) -> BuiltCast:
+    """The kernel `kernel(*ARGTYPES)` of a plan."""
+    return _build_unpack(plan) if plan.move == "unpack" else _build_turn(plan)
+
+
+def _build_turn(plan: LayoutPlan) -> BuiltCast:
+    PACK, VECTOR, VECTOR_OUT = plan.move == "pack", plan.is_vector, plan.is_vector_out
+    LINES = PACK_WORDS if PACK else TILE
+    SMEM_WORDS, LOADS, ROW_STEP = LINES * TILE, TILE * TILE // PIECE // THREADS, THREADS * PIECE // TILE
+    STORES, LINE_STEP = LINES * TILE // PIECE // THREADS, THREADS * PIECE // TILE
+
+    @device_function
+    def place(line, row):  # type: ignore[no-untyped-def]
+        """Where in shared memory the word of a column of the tile and a row lies: bytes."""
+        return (line * TILE + (row ^ (line // PIECE % 16 * PIECE))) * 4
+
+    @device_function
+    def byte_of(word, flag):  # type: ignore[no-untyped-def]
+        """The UE8M0 byte of a float32; what is no power of two raises the flag."""
+        is_lowest = word == 0x00400000
+        exponent = word >> 23
+        is_bad = ((word & 0x7FFFFF) != 0) | (exponent == 0) | (exponent >= 255)
+        memory.store_global_u32_if(is_bad & (not is_lowest), flag, u32(1))
+        return exponent & 0xFF
+
+    @device_function
+    def load(source, row, col, row_pitch, col_pitch, rows, columns):  # type: ignore[no-untyped-def]
+        """Four neighbours of a row; zeros outside."""
+        at = source + u64(row) * row_pitch + u64(col) * col_pitch
+        if VECTOR:
+            return memory.load_global_v4_if((row < rows) & (col < columns), at)
+        w0 = memory.load_global_u32_if((row < rows) & (col < columns), at)
+        w1 = memory.load_global_u32_if((row < rows) & (col + 1 < columns), at + col_pitch)
+        w2 = memory.load_global_u32_if((row < rows) & (col + 2 < columns), at + col_pitch * 2)
+        w3 = memory.load_global_u32_if((row < rows) & (col + 3 < columns), at + col_pitch * 3)
+        return (w0, w1, w2, w3)
+
+    @device_function
+    def packed(w, flag, col, columns, inside):  # type: ignore[no-untyped-def]
+        """Four scales as a word; zero bytes for those that are not there."""
+        word = u32(0)
+        if inside:
+            word = byte_of(w[0], flag)
+            if col + 1 < columns:
+                word = word | byte_of(w[1], flag) << 8
+            if col + 2 < columns:
+                word = word | byte_of(w[2], flag) << 16
+            if col + 3 < columns:
+                word = word | byte_of(w[3], flag) << 24
+        return word
+
+    @device_function
+    def store(target, pitch, line, lines, row, rows, w):  # type: ignore[no-untyped-def]
+        at = target + u64(line) * pitch + u64(row) * 4
+        if VECTOR_OUT:
+            memory.store_global_v4_if((line < lines) & (row < rows), at, w)
+        else:
+            memory.store_global_u32_if((line < lines) & (row < rows), at, w[0])
+            memory.store_global_u32_if((line < lines) & (row + 1 < rows), at + 4, w[1])
+            memory.store_global_u32_if((line < lines) & (row + 2 < rows), at + 8, w[2])
+            memory.store_global_u32_if((line < lines) & (row + 3 < rows), at + 12, w[3])
+
+    def kernel(source, row_pitch, col_pitch, target, out_pitch, flag, rows, columns):  # type: ignore[no-untyped-def]
+        smem = memory.shared_address(cuda.shared.array(SMEM_WORDS, np.uint32))
+        piece, first = u32(cuda.threadIdx.x) % 16, u32(cuda.threadIdx.x) // 16
+        row0, col0 = u32(cuda.blockIdx.y) * TILE, u32(cuda.blockIdx.x) * TILE
+        for i in range(LOADS):
+            row, col = first + i * ROW_STEP, piece * PIECE
+            w = load(source, row0 + row, col0 + col, row_pitch, col_pitch, rows, columns)
+            if PACK:
+                inside = (row0 + row < rows) & (col0 + col < columns)
+                memory.store_shared_u32(smem + place(piece, row), packed(w, flag, col0 + col, columns, inside))
+            else:
+                memory.store_shared_u32(smem + place(col, row), w[0])
+                memory.store_shared_u32(smem + place(col + 1, row), w[1])
+                memory.store_shared_u32(smem + place(col + 2, row), w[2])
+                memory.store_shared_u32(smem + place(col + 3, row), w[3])
+        cuda.syncthreads()
+        lines = (columns + 3) // 4 if PACK else columns
+        line0 = u32(cuda.blockIdx.x) * LINES
+        for i in range(STORES):
+            line, row = first + i * LINE_STEP, piece * PIECE
+            w = memory.load_shared_v4(smem + place(line, row))
+            store(target, out_pitch, line0 + line, lines, row0 + row, rows, w)
+
+    return BuiltCast(kernel, THREADS, ARGTYPES)
+
+
+def _build_unpack(plan: LayoutPlan) -> BuiltCast:
+    VECTOR, VECTOR_OUT = plan.is_vector, plan.is_vector_out
+
+    @device_function
+    def value_of(word, byte):  # type: ignore[no-untyped-def]
+        """The bits of 2^(byte - 127): of byte 0 a subnormal, of 255 NaN."""
+        code = (word >> (byte * 8)) & 0xFF
+        bits = code << 23
+        bits = cuda.selp(code == 0, u32(0x00400000), bits)
+        return cuda.selp(code == 255, u32(0x7FC00000), bits)
+
+    @device_function
+    def load(source, row, rows, row_pitch):  # type: ignore[no-untyped-def]
+        """The words of four rows."""
+        if VECTOR:
+            return memory.load_global_v4_if(row < rows, source)
+        w0 = memory.load_global_u32_if(row < rows, source)
+        w1 = memory.load_global_u32_if(row + 1 < rows, source + row_pitch)
+        w2 = memory.load_global_u32_if(row + 2 < rows, source + row_pitch * 2)
+        w3 = memory.load_global_u32_if(row + 3 < rows, source + row_pitch * 3)
+        return (w0, w1, w2, w3)
+
+    def kernel(source, row_pitch, col_pitch, target, out_row, out_col, rows, columns):  # type: ignore[no-untyped-def]
+        row = (u32(cuda.blockIdx.x) * THREADS + u32(cuda.threadIdx.x)) * PIECE
+        word = u32(cuda.blockIdx.y)
+        w = load(source + u64(row) * row_pitch + u64(word) * col_pitch, row, rows, row_pitch)
+        for byte in range(4):
+            col = word * 4 + u32(byte)
+            at = target + u64(row) * out_row + u64(col) * out_col
+            v = (value_of(w[0], u32(byte)), value_of(w[1], u32(byte)), value_of(w[2], u32(byte)), value_of(w[3], u32(byte)))
+            if VECTOR_OUT:
+                memory.store_global_v4_if((row < rows) & (col < columns), at, v)
+            else:
+                memory.store_global_u32_if((row < rows) & (col < columns), at, v[0])
+                memory.store_global_u32_if((row + 1 < rows) & (col < columns), at + out_row, v[1])
+                memory.store_global_u32_if((row + 2 < rows) & (col < columns), at + out_row * 2, v[2])
+                memory.store_global_u32_if((row + 3 < rows) & (col < columns), at + out_row * 3, v[3])
+
+    return BuiltCast(kernel, THREADS, ARGTYPES)

@@ -1,0 +1,109 @@
+"""What a kernel file provides, and the plan it is built from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from ..device import Device
+from ..layouts.smem import SmemMap
+from ..problem import GemmProblem
+
+
+@dataclass(frozen=True)
+class GemmPlan:
+    """Every choice that is frozen into a kernel. M, N and K are not: one binary serves them all.
+
+    block_m, block_n, block_k  tile of the output, and the block of K that is promoted to float32 at once
+    num_stages                 slots of the ring in shared memory
+    cluster, multicast         CTAs that share an operand, and which one: "A", "B" or None
+    epilogue                   how D leaves the registers (`kernels.epilogue.EPILOGUES`)
+    rotate                     the loop over K ends by issuing the next block's products, so that its own work is hidden
+    overlap                    a tile's store runs under the first products of the next tile
+    band                       tiles of a band along the primary axis (`layouts.tiles`)
+    """
+
+    kernel: str
+    block_m: int
+    block_n: int
+    num_stages: int
+    a_dtype: str = "float8_e4m3fn"
+    b_dtype: str = "float8_e4m3fn"
+    d_dtype: str = "bfloat16"
+    block_k: int = 128
+    cluster: int = 1
+    multicast: str | None = None
+    epilogue: str = "tma"
+    rotate: bool = False
+    overlap: bool = False
+    band: int = 16
+
+    @property
+    def name(self) -> str:
+        """A short name that says every choice: `256x128x128 s4 c2A warp rotate overlap`."""
+        shared = f" c{self.cluster}{self.multicast or 'K'}" if self.cluster > 1 else ""
+        loop = " rotate" * self.rotate + " overlap" * self.overlap
+        return f"{self.block_m}x{self.block_n}x{self.block_k} s{self.num_stages}{shared} {self.epilogue}{loop}"
+
+
+@dataclass(frozen=True)
+class Built:
+    """A kernel with every choice frozen in, and what a launch of it needs."""
+
+    kernel: Callable[..., Any]
+    argtypes: tuple[Any, ...]
+    threads: int
+    smem: SmemMap
+    cluster: int
+
+
+Rule = tuple[str, Callable[[GemmPlan, Any], bool]]
+"""What a plan needs, in words that may name {plan.field} and {problem.field}, and whether it has it: of a plan and a `GemmProblem`."""
+
+
+def first_broken(rules: Iterable[Rule], plan: GemmPlan, problem: GemmProblem | None = None) -> str | None:
+    """The first rule that a plan breaks, as a reason, or None. Words are made for that one only: a plan is checked in microseconds."""
+    for words, holds in rules:
+        if not holds(plan, problem):
+            return "needs " + words.format(plan=plan, problem=problem)
+    return None
+
+
+def most_stages(smem: Callable[[GemmPlan], SmemMap], plan: GemmPlan, device: Device) -> int:
+    """How many stages of a plan fit the device's shared memory: each adds the same bytes."""
+    one, two = (smem(replace(plan, num_stages=n)).launch_bytes for n in (1, 2))
+    return 1 + (device.smem_per_block - one) // (two - one)
+
+
+class KernelSpec(Protocol):
+    """The whole interface of a kernel: `plan` and `launch` know no kernel by name."""
+
+    NAME: str
+    MAPPED_ARRAYS: tuple[str, ...]
+    BLOCK_KS: tuple[int, ...]
+    MIN_STAGES: int
+
+    def supports(self, problem: GemmProblem, device: Device) -> str | None:
+        """None when the kernel takes the problem on the device, else the reason why not."""
+
+    def candidates(self, problem: GemmProblem, device: Device) -> list[GemmPlan]:
+        """Plans that fit the device."""
+
+    def smem(self, plan: GemmPlan) -> SmemMap:
+        """The plan's shared-memory map."""
+
+    def build(self, plan: GemmPlan) -> Built:
+        """The kernel of a plan."""
+
+    def refusal(self, plan: GemmPlan, problem: GemmProblem) -> str | None:
+        """Why a plan cannot be built, or cannot take the problem, or None."""
+
+    def bind(self, plan: GemmPlan, laid: Any) -> tuple[Any, ...]:
+        """The kernel's arguments, in order, for operands laid out by `layouts.operands`."""
+
+    def grid(self, plan: GemmPlan, problem: GemmProblem, device: Device) -> int:
+        """CTAs to launch."""
+
+    def count_tiles(self, plan: GemmPlan, problem: GemmProblem) -> int:
+        """Tiles of the output."""

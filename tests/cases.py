@@ -1,0 +1,95 @@
+"""Plans and problems that several tests share, and the running of a plan in the emulator."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from dgnumba import emu
+from dgnumba.device import Device
+from dgnumba.kernels import GemmPlan, sm90_fp8_gemm_1d2d, sm90_fp8_gemm_1d2d_swap_ab
+from dgnumba.layouts.operands import lay_out
+from dgnumba.problem import GemmProblem, check_fp8_gemm_nt
+from dgnumba.testing import exact_problem
+
+H200 = Device.named("h200")
+DENSE, SWAPPED = sm90_fp8_gemm_1d2d, sm90_fp8_gemm_1d2d_swap_ab
+KERNEL_OF = {kernel.NAME: kernel for kernel in (DENSE, SWAPPED)}
+
+DENSE_BLOCK_MS, DENSE_BLOCK_NS = (16, 32, 64, 128, 256), tuple(range(16, 193, 16))
+DENSE_EPILOGUES = {"tma": "bfloat16", "warp": "bfloat16", "direct": "float32"}
+SWAPPED_BLOCK_MS, SWAPPED_BLOCK_NS = (8, 16, 24, 32, 48, 64, 96, 128), (64, 128)
+
+
+def plan(block_m, block_n, num_stages=3, *, share=None, epilogue=None, d_dtype=None, **more):
+    """A plan of the dense kernel, in few words; the epilogue decides the output type, or the other way round."""
+    d_dtype = d_dtype or ("float32" if epilogue == "direct" else "bfloat16")
+    epilogue = epilogue or ("direct" if d_dtype == "float32" else "tma")
+    cluster = 2 if share else 1
+    return GemmPlan(DENSE.NAME, block_m, block_n, num_stages, d_dtype=d_dtype, cluster=cluster, multicast=share, epilogue=epilogue, **more)
+
+
+def swapped(block_m, block_n, num_stages=2, *, split=1, block_k=128, d_dtype="bfloat16", **more):
+    """A plan of the kernel with swapped operands."""
+    return GemmPlan(
+        SWAPPED.NAME, block_m, block_n, num_stages, d_dtype=d_dtype, block_k=block_k, cluster=split, epilogue="registers", **more
+    )
+
+
+def refusal(chosen, m=128, n=128, k=512):
+    """Why a plan cannot be built or cannot take this problem, or None."""
+    return KERNEL_OF[chosen.kernel].refusal(chosen, GemmProblem(m, n, k, d_dtype=chosen.d_dtype))
+
+
+def with_all_stages(chosen, device=H200):
+    """The plan with as many stages as fit the device, 16 at most."""
+    kernel = KERNEL_OF[chosen.kernel]
+    fitting = [n for n in range(1, 17) if kernel.smem(dataclasses.replace(chosen, num_stages=n)).launch_bytes <= device.smem_per_block]
+    return dataclasses.replace(chosen, num_stages=max(fitting))
+
+
+def emulate(chosen, m, n, k, *, policy="eager", num_sms=132, seed=0, kernel=None):
+    """Run a plan on an exact-zone problem in the emulator; give (d, case).
+
+    num_sms  of the GPU that is played: few make a CTA take several tiles
+    kernel   in the place of the plan's own: a module like it
+    """
+    module = kernel or KERNEL_OF[chosen.kernel]
+    case = exact_problem(np.random.default_rng(seed), m, n, k, chosen.d_dtype)
+    d = np.full((m, n), -7, case.problem.d_dtype.numpy)
+    run_plan(module, chosen, case, d, policy, num_sms)
+    return d, case
+
+
+def run_plan(module, chosen, case, d, policy, num_sms):
+    """Run a plan on a case's operands, into `d`."""
+    laid = lay_out(check_fp8_gemm_nt(case.a, case.b, d))
+    built = module.build(chosen)
+    grid = module.grid(chosen, laid.problem, dataclasses.replace(H200, num_sms=num_sms))
+    labels = {r.offset + r.nbytes * i: f"{r.name}[{i}]" for r in built.smem for i in range(r.stages)}
+    args = module.bind(chosen, laid)
+    emu.run(
+        built.kernel, grid, built.threads, args,
+        smem=built.smem.launch_bytes, cluster=built.cluster, policy=policy, labels=labels, arrays=[laid.d],
+    )  # fmt: skip
+    if laid.target is not laid.d:
+        laid.target[...] = laid.d[:, : laid.problem.n]
+
+
+# The dense shapes of DeepGEMM's own tests (tests/generators.py at 54e2261): N, K of the forward pass.
+FORWARD = ((2112, 7168), (576, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048))
+FORWARD_M = (1, 8, 16, 33, 64, 100, 128, 256, 512, 777, 1024, 2048, 4096, 8192)
+
+
+def dense_problems():
+    """Name -> problem: forward at many M, and the two backward products at M = 4096."""
+    out = {}
+    for n, k in FORWARD:
+        for m in FORWARD_M:
+            for d_dtype in ("bfloat16", "float32"):
+                out[f"forward {m}x{n}x{k} {d_dtype}"] = GemmProblem(m, n, k, d_dtype=d_dtype)
+        out[f"dgrad 4096x{k}x{n}"] = GemmProblem(4096, k, n)
+        out[f"wgrad {n}x4096x{k}"] = GemmProblem(n, 4096, k)
+    out["8192x8192x8192"] = GemmProblem(8192, 8192, 8192)
+    return out

@@ -1,0 +1,86 @@
+"""Plan -> PTX -> ptxas on a machine without a GPU: no spill, no local memory, no warning, the expected wgmmas, registers within the CTA's share."""
+
+import pytest
+from cases import DENSE, DENSE_BLOCK_MS, DENSE_EPILOGUES, H200, SWAPPED, plan, refusal, swapped, with_all_stages
+from compiled_plans import Compiled, candidate_plans, chosen_plans, compile_plan, expected_wgmma, problems_with
+
+from dgnumba import _numba
+from dgnumba.assemble import find_ptxas
+
+pytestmark = pytest.mark.skipif(not _numba.HAVE_NUMBA_CUDA or find_ptxas() is None, reason="needs numba-cuda and ptxas")
+
+SPREAD = [
+    plan(16, 16),  # smallest
+    plan(16, 176, share="B", epilogue="direct"),
+    plan(32, 144, share="A"),  # three blocks of B's scales
+    plan(64, 128, epilogue="direct"),
+    plan(64, 192, epilogue="warp"),
+    plan(128, 128),
+    plan(128, 176),  # panels of 32 bytes
+    plan(128, 192, share="B", epilogue="warp"),  # most registers of one wave
+    plan(128, 192, share="A", epilogue="direct"),
+    plan(256, 128),  # most registers of two waves
+    plan(256, 128, share="A", epilogue="warp"),  # DeepGEMM-sized shapes take this
+    plan(256, 128, share="B", epilogue="direct"),
+    plan(256, 112),
+    plan(256, 128, share="A", epilogue="warp", rotate=True, overlap=True),
+    plan(128, 192, rotate=True),
+    plan(16, 32, rotate=True, overlap=True),
+    swapped(8, 128, split=4),
+    swapped(32, 64, block_k=512),
+    swapped(64, 128, d_dtype="float32"),
+]
+SPREAD = [with_all_stages(p) for p in SPREAD]
+
+
+def name_of(chosen):
+    return f"{chosen.kernel}-{chosen.name}".replace("sm90_fp8_gemm_", "").replace(" ", "-")
+
+
+def check(chosen):
+    assert refusal(chosen) is None
+    got = compile_plan(chosen)
+    assert problems_with(chosen, got) == []
+
+
+@pytest.mark.parametrize("chosen", SPREAD, ids=name_of)
+def test_a_spread_of_plans_compiles(chosen):
+    check(chosen)
+
+
+def test_the_spread_is_one():
+    dense = [p for p in SPREAD if p.kernel == DENSE.NAME]
+    assert {p.block_m for p in dense} == set(DENSE_BLOCK_MS)
+    assert {(p.multicast, p.epilogue) for p in dense} >= {(s, e) for s in (None, "A", "B") for e in DENSE_EPILOGUES} - {("B", "tma")}
+    assert {p.d_dtype for p in SPREAD if p.kernel == SWAPPED.NAME} == {"bfloat16", "float32"}
+    assert all(p.num_stages >= 2 for p in SPREAD)
+
+
+def test_the_check_is_no_rubber_stamp():
+    """Each rule fires."""
+    chosen = SPREAD[0]
+    body = "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 .f64 div.u64 call .local"
+    bad = Compiled(256, 8, 16, 4, ("warning",), 256, 3, body)
+    assert len(problems_with(chosen, bad)) == 13
+    assert expected_wgmma(plan(256, 64)) == 8 and expected_wgmma(plan(64, 64)) == 4
+
+
+CHOSEN = chosen_plans()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("chosen", CHOSEN, ids=name_of)
+def test_every_chosen_plan_compiles(chosen):
+    """All that the heuristic picks for the dense shapes of DeepGEMM's tests."""
+    check(chosen)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("chosen", [p for p in candidate_plans() if p not in CHOSEN], ids=name_of)
+def test_every_candidate_compiles(chosen):
+    check(chosen)
+
+
+def test_the_chosen_plans_are_those_of_an_h200():
+    assert all(H200.num_sms >= 1 and p.num_stages >= 2 for p in CHOSEN)
+    assert len(CHOSEN) >= 8, "the heuristic tells shapes apart"

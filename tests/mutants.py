@@ -1,0 +1,278 @@
+"""Kernels with one synchronising call taken out of their source.
+
+A site is one such call in one function of `dgnumba.kernels`. `mutated` executes the module's source anew with that call gone: as a
+statement it becomes `pass`; where its value is used its first argument takes its place. Nothing on disk and nothing that is imported changes.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+from cases import DENSE, SWAPPED, plan, run_plan, swapped
+
+import dgnumba.kernels
+from dgnumba import casts, quant
+from dgnumba.errors import EmulationError
+from dgnumba.kernels import GemmPlan
+from dgnumba.quant.reference import exact_integer_reference
+from dgnumba.testing import assert_bits_equal, exact_problem
+
+SYNCHRONISING = {
+    "barrier.*", "mbarrier.init", "mbarrier.wait", "mbarrier.arrive", "mbarrier.arrive_if", "mbarrier.arrive_cluster_if", "mbarrier.arrive_expect_tx",
+    "mbarrier.expect_tx", "tma.commit", "tma.wait", "tma.wait_read", "tma.prefetch", "wgmma.fence", "wgmma.commit", "wgmma.wait", "cuda.syncthreads",
+    "cuda.syncwarp", "thread.syncwarp", "thread.griddepcontrol_wait", "thread.griddepcontrol_launch_dependents", "thread.setmaxnreg_dec",
+    "thread.setmaxnreg_inc",
+}  # fmt: skip
+
+HALVES = {"mbarrier.arrive_expect_tx": ("mbarrier.arrive", "mbarrier.expect_tx")}
+"""Two things in one call: each is also taken out alone, by leaving the other."""
+
+PAIRS = {"barrier.cluster_arrive": "barrier.cluster_wait"}
+"""One thing in two calls: they are also taken out together."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """One call to take out.
+
+    module    of `dgnumba.kernels`
+    function  innermost function around it
+    call      what is called
+    ordinal   which of the equal calls of that function, from 0
+    leaves    the call that stays in its place, if any
+    partner   the call of the same ordinal that goes with it, if any
+    """
+
+    module: str
+    function: str
+    call: str
+    ordinal: int
+    leaves: str = ""
+    partner: str = ""
+
+    def __str__(self) -> str:
+        left = f" leaving {self.leaves.split('.')[1]}" if self.leaves else f" with {self.partner.split('.')[1]}" if self.partner else ""
+        return f"{self.module}.{self.function}: {self.call} {self.ordinal}{left}"
+
+
+def modules() -> list[str]:
+    """The modules of the kernels' room."""
+    return sorted(m.name for m in pkgutil.iter_modules(dgnumba.kernels.__path__))
+
+
+def read_source(module: str) -> tuple[str, str]:
+    file = importlib.import_module(f"dgnumba.kernels.{module}").__file__
+    with open(file, encoding="utf-8") as stream:
+        return stream.read(), file
+
+
+def _name(call: ast.Call) -> str:
+    function = call.func
+    return f"{function.value.id}.{function.attr}" if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) else ""
+
+
+def _is_synchronising(name: str) -> bool:
+    return name in SYNCHRONISING or name.partition(".")[0] + ".*" in SYNCHRONISING
+
+
+class _Walk(ast.NodeTransformer):
+    """Lists the sites of a module; and, told one, takes it out."""
+
+    def __init__(self, module: str, target: Site | None = None) -> None:
+        self.module, self.target = module, target
+        self.found: list[Site] = []
+        self.taken = 0
+        self._functions = ["module"]
+        self._counts: dict[tuple[str, str], int] = {}
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        self._functions.append(node.name)
+        self.generic_visit(node)
+        self._functions.pop()
+        return node
+
+    def _site(self, call: ast.Call) -> Site | None:
+        name = _name(call)
+        if not _is_synchronising(name):
+            return None
+        key = (self._functions[-1], name)
+        ordinal = self._counts.get(key, 0)
+        self._counts[key] = ordinal + 1
+        site = Site(self.module, *key, ordinal)
+        self.found += [site, *(Site(self.module, *key, ordinal, left) for left in HALVES.get(name, ()))]
+        if name in PAIRS:
+            self.found.append(Site(self.module, *key, ordinal, partner=PAIRS[name]))
+        return site
+
+    def _is_target(self, site: Site | None) -> bool:
+        t = self.target
+        return (
+            t is not None
+            and site is not None
+            and (t.function, t.ordinal) == (site.function, site.ordinal)
+            and site.call in (t.call, t.partner)
+        )
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        if not isinstance(node.value, ast.Call):
+            return self.generic_visit(node)
+        site = self._site(node.value)
+        if not self._is_target(site):
+            node.value.args = [self.visit(a) for a in node.value.args]
+            return node
+        self.taken += 1
+        if not self.target.leaves:
+            return ast.copy_location(ast.Pass(), node)
+        return ast.copy_location(ast.Expr(self._remaining(node.value)), node)
+
+    def _remaining(self, call: ast.Call) -> ast.Call:
+        family, name = self.target.leaves.split(".")
+        left = ast.Attribute(ast.Name(family, ast.Load()), name, ast.Load())
+        keep = 1 if name == "arrive" else 2
+        return ast.fix_missing_locations(ast.copy_location(ast.Call(left, call.args[:keep], []), call))
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        site = self._site(node)
+        self.generic_visit(node)
+        if not self._is_target(site):
+            return node
+        self.taken += 1
+        return node.args[0]
+
+
+def sites() -> list[Site]:
+    """Every synchronising call of the kernels, in the order of the source."""
+    out: list[Site] = []
+    for module in modules():
+        walk = _Walk(module)
+        walk.visit(ast.parse(read_source(module)[0]))
+        out += walk.found
+    return out
+
+
+def execute(module: str, tree: ast.Module, file: str, replaced: dict[str, object]) -> dict[str, object]:
+    name = f"dgnumba.kernels.{module}"
+    namespace: dict[str, object] = {"__name__": name, "__package__": "dgnumba.kernels", "__file__": file}
+    exec(compile(ast.fix_missing_locations(tree), file, "exec"), namespace)
+    real = importlib.import_module(name)
+    for key, value in replaced.items():
+        if key in namespace and not key.startswith("__") and hasattr(real, key):
+            namespace[key] = value
+    return namespace
+
+
+def mutated(kernel: ModuleType, site: Site) -> SimpleNamespace:
+    """A kernel's module as it would be without the call at `site`, wherever in the room that is."""
+    source, file = read_source(site.module)
+    walk = _Walk(site.module, site)
+    tree = walk.visit(ast.parse(source))
+    assert walk.taken == (2 if site.partner else 1), f"{site} is not in the source"
+    own = kernel.__name__.rsplit(".", 1)[1]
+    changed = execute(site.module, tree, file, {})
+    if site.module != own:
+        original = vars(importlib.import_module(f"dgnumba.kernels.{site.module}"))
+        imported = {
+            k: v
+            for k, v in changed.items()
+            if callable(v) and getattr(original.get(k), "__module__", None) == f"dgnumba.kernels.{site.module}"
+        }
+        source, file = read_source(own)
+        changed = execute(own, ast.parse(source), file, imported)
+    return SimpleNamespace(**changed)
+
+
+@dataclass(frozen=True)
+class Product:
+    """A small product: a plan on a problem, and the multiprocessors of the GPU that is played; few, so that ring and staging are used again."""
+
+    chosen: GemmPlan
+    m: int
+    n: int
+    k: int
+    num_sms: int
+
+    def is_likely(self, site: Site) -> bool:
+        """Whether it comes to the site, as far as one can tell without running it."""
+        uses = {"store_rows": self.chosen.epilogue == "warp", "rotated_loop": self.chosen.rotate, "plain_loop": not self.chosen.rotate}
+        return uses.get(site.function, True) and ("cluster" not in site.call or self.chosen.cluster > 1)
+
+    def run(self, module: SimpleNamespace, policy: str) -> None:
+        """Run it on a kernel's module and compare with the oracle."""
+        case = exact_problem(np.random.default_rng(0), self.m, self.n, self.k, self.chosen.d_dtype)
+        d = np.full((self.m, self.n), -7, case.problem.d_dtype.numpy)
+        run_plan(module, self.chosen, case, d, policy, self.num_sms)
+        assert_bits_equal(d, exact_integer_reference(*case.a, *case.b, self.chosen.d_dtype), self.chosen.name)
+
+
+@dataclass(frozen=True)
+class Cast:
+    """A small cast, by the name of its function."""
+
+    function: str
+
+    def is_likely(self, site: Site) -> bool:
+        return True
+
+    def run(self, module: SimpleNamespace, policy: str) -> None:
+        """Run it on the module of the cast kernels and compare with the host's."""
+        x = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)
+        real = casts._built
+        casts._built = module.build
+        try:
+            q = getattr(casts, self.function)(x, on="emulator", policy=policy)
+        finally:
+            casts._built = real
+        expected = getattr(quant, self.function)(x)
+        assert_bits_equal(q.scale, expected.scale, self.function)
+        assert_bits_equal(q.codes, expected.codes, self.function)
+
+
+TRIALS = {
+    DENSE.NAME: [
+        Product(plan(16, 16), 17, 33, 600, 1),
+        Product(plan(16, 16, share="A"), 16, 80, 400, 2),
+        Product(plan(16, 16, epilogue="direct"), 17, 33, 600, 1),
+        Product(plan(256, 16), 257, 16, 520, 1),
+        Product(plan(16, 16, rotate=True), 17, 33, 600, 1),
+        Product(plan(256, 16, rotate=True, overlap=True), 257, 32, 520, 1),
+        Product(plan(64, 64, epilogue="warp"), 65, 136, 130, 1),
+    ],
+    SWAPPED.NAME: [
+        Product(swapped(8, 64), 8, 130, 500, 1),
+        Product(swapped(8, 64, split=2), 8, 64, 900, 132),
+        Product(swapped(8, 64, block_k=256), 8, 130, 1024, 1),
+        Product(swapped(8, 64, block_k=512), 8, 130, 2048, 1),
+    ],
+    "smxx_cast": [Cast("per_token_cast_to_fp8"), Cast("per_block_cast_to_fp8"), Cast("per_channel_cast_to_fp8")],
+}
+"""A kernel's module -> small runs of it that between them come to every branch."""
+
+
+def kernels_of(site: Site) -> list[ModuleType]:
+    """The kernels that the site is a part of: its own module, or those that import from it."""
+    kernels = [importlib.import_module(f"dgnumba.kernels.{name}") for name in TRIALS]
+    own = f"dgnumba.kernels.{site.module}"
+    if site.module in TRIALS:
+        return [k for k in kernels if k.__name__ == own]
+    return [k for k in kernels if any(getattr(v, "__module__", None) == own for v in vars(k).values() if callable(v))]
+
+
+def verdict(site: Site, policy: str) -> tuple[str, str]:
+    """What the emulator says of the kernel without this call: ("reported", its words), ("wrong result", ...) or ("unnoticed", "")."""
+    worst = ("unnoticed", "")
+    for kernel in kernels_of(site):
+        module = mutated(kernel, site)
+        trials = TRIALS[kernel.__name__.rsplit(".", 1)[1]]
+        for trial in sorted(trials, key=lambda t: not t.is_likely(site)):
+            try:
+                trial.run(module, policy)
+            except EmulationError as error:
+                return "reported", f"{type(error).__name__}: {error}"
+            except AssertionError as error:
+                worst = ("wrong result", f"{trial}: {error}")
+    return worst

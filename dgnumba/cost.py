@@ -1,0 +1,344 @@
+"""What a plan should cost, in microseconds: a model of the kernel's pipes whose constants were fitted to measurements. Pure, no GPU.
+
+A tile's block of K passes through pipes that run side by side, so the slowest sets the pace; rounds of tiles, one a multiprocessor, follow one
+another; memory runs beside all of them:
+
+    total = launch + ||  sum over rounds of (blocks * || tensor, load, L2, latency, ragged || + epilogue),  memory + last block and epilogue  ||
+
+``|| ... ||`` is the 8-norm: the largest, and a little more where two are level. Of the pipes
+
+    tensor    products, what of the promotion no other warpgroup hides, and the block's own overhead; the clock falls as the pipe fills
+    load      bytes of a block into one multiprocessor
+    L2        rows that the neighbours of one GPC read at one time, through the GPC's port; whoever shares a tile shares its row
+    latency   of a load, spread over the stages
+    ragged    boxes that reach past the end of an operand, which slow all who read them
+    epilogue  of a tile: by kind, columns and waves of 64 rows
+    memory    operands, what L2 cannot keep from round to round, the output, and dirty lines to be written back
+
+Every quantity comes from the plan, the problem and the `Device`; no measured shape is looked up. `bench/fit_cost.py` fits `Constants` to
+bench/results/tune_h200.json with this very code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .device import GPCS, Device
+from .kernels.spec import GemmPlan
+from .problem import GemmProblem
+
+Array = Any
+"""Of NumPy: a number for all plans, or an array with one for each."""
+
+MACS_PER_CYCLE = 4096
+"""FP8 multiply-adds of one multiprocessor in a cycle: 1979 TFLOP/s over 132 of them at 1.83 GHz."""
+
+DEPTH = 128
+"""K of a block: promotion and scales come once for each."""
+
+TILES: dict[str, frozenset[tuple[int, int, str | None]]] = {
+    "sm90_fp8_gemm_1d2d": frozenset(
+        [(16, n, None) for n in (32, 64, 96, 128)]
+        + [(32, 64, None)]
+        + [(64, n, None) for n in (16, 32, 64, 96, 112, 128, 192)]
+        + [(128, n, None) for n in (64, 96, 112, 128, 144, 160, 176, 192)]
+        + [(256, n, None) for n in (64, 96, 128)]
+        + [(256, 128, "A"), (128, 192, "A"), (128, 192, "B"), (128, 144, "B")]
+    ),
+    "sm90_fp8_gemm_1d2d_swap_ab": frozenset((m, n, None) for m in (8, 16, 32, 64) for n in (64, 128)),
+}
+"""Tiles (BLOCK_M, BLOCK_N, operand shared) that were measured, by kernel: any other is doubted. Clusters were measured at M of 4096 and more."""
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What the model does not get from plan, problem or device. Cycles are of the multiprocessor's clock.
+
+    The defaults are those of sm90_fp8_gemm_1d2d, fitted to 1280 measurements on one H200 (2026-11-29, ``python bench/fit_cost.py``), but for
+    clock, latency, store_direct and doubt, which no measurement tells.
+
+    clock            GHz     while the tensor pipe is far from full
+    launch           us      from launch to the first products, and from the last store to the kernel's end
+    wgmma_floor      cycles  a wave of products (64 rows, 128 of K) at least, at 32 columns; with fewer it grows as their cube root falls
+    promotion        cycles  a column of a wave: the promotion's multiply-adds, exposed where no other warpgroup has products
+    block_1          cycles  a stage: barrier, issue and drain, of a warpgroup that is alone
+    block_2          cycles  a stage: what two warpgroups do not hide from each other
+    block_4          cycles  a stage: the same where each has two waves (BLOCK_M 256)
+    segment          cycles  a block and wave, for each run of columns under one scale of B beyond the first; a quarter where one warpgroup is alone
+    rotate_block     cycles  a stage: what a rotated loop hides of that
+    rotate_tile      cycles  a tile: what it costs to begin and end such a loop
+    peer_block       cycles  a stage: the peer's arrivals and waits, in a cluster
+    peer_tile        cycles  a tile: the same
+    peer_sum         cycles  each register whose partial sums a thread of a split adds up
+    tile             cycles  a tile: its begin and end
+    store            cycles  a column and wave of the store
+    store_again      cycles  a column of the second wave's store, beyond that
+    store_warp       cycles  an element beyond that, with the warp epilogue
+    store_direct     cycles  an element beyond that, with the direct one: not measured, twice the warp epilogue's
+    store_panel      cycles  an element beyond that, for each halving of a panel of 64 columns
+    power            share   by which the clock falls when every tensor pipe is full
+    power_exponent   -       of activity: a pipe half full costs less than half of it
+    power_load       share   of a full pipe's draw that 64 bytes a cycle of operands add: what multicast saves
+    power_slow       share   of the fall that comes on top in a kernel that lasts
+    power_time       us      half of that takes
+    load_rate        B/ns    into one multiprocessor
+    port_rate        B/ns    from L2 through a GPC's port
+    latency          us      from a load's issue to its arrival
+    memory_share     share   of the datasheet's bandwidth that is reached
+    memory_norm      -       exponent of the norm in which memory and the pipes meet
+    write_cost       -       bytes read that a byte written costs
+    write_kept       share   of L2 that takes output before any has to leave
+    dirty_share      share   of L2 that a memset leaves to be written back
+    ragged           us      a block, where every multiprocessor reads boxes that lie past the end of an operand
+    ragged_row       us      the same for each row of the box, where that is more
+    doubt            share   added to a plan unlike the measured ones
+    """
+
+    clock: float = 1.98
+    launch: float = 2.8
+    wgmma_floor: float = 108.0
+    promotion: float = 0.636
+    block_1: float = 73.0
+    block_2: float = 99.9
+    block_4: float = 171.0
+    segment: float = 10.2
+    rotate_block: float = 25.9
+    rotate_tile: float = 94.4
+    peer_block: float = 31.4
+    peer_tile: float = 287.0
+    peer_sum: float = 200.0
+    tile: float = 344.0
+    store: float = 3.96
+    store_again: float = 3.21
+    store_warp: float = 0.0102
+    store_direct: float = 0.02
+    store_panel: float = 0.0191
+    power: float = 0.14
+    power_exponent: float = 1.33
+    power_load: float = 0.5
+    power_slow: float = 0.292
+    power_time: float = 165.0
+    load_rate: float = 160.0
+    port_rate: float = 968.0
+    latency: float = 0.8
+    memory_share: float = 0.88
+    memory_norm: float = 6.0
+    write_cost: float = 1.31
+    write_kept: float = 0.101
+    dirty_share: float = 0.638
+    ragged: float = 0.21
+    ragged_row: float = 0.00448
+    doubt: float = 0.03
+
+
+class Work(NamedTuple):
+    """What plans do to a problem on a device: arrays, one element a plan.
+
+    columns, warpgroups, waves   of products: N of one, the warpgroups that share the pipe, and how many of its own each has in a block
+    segments                     of a wave's columns, beyond the first
+    blocks, stages, depth        of K in a CTA's share of it; in the ring; and in a stage of the ring
+    block_bytes                  that one multiprocessor loads for a block
+    full, rest, rest_share       rounds of tiles that fill the device; whether a last one follows; the share of multiprocessors that it has
+    port_bytes, rest_port_bytes  that one GPC reads for a block, each row once, in a full round and in the last
+    rows_a, past_a, crowd_a      rows of A's box; the share past the end, of the last one; and the share of tiles that have that one
+    rows_b, past_b, crowd_b      the same of B
+    elements                     of a tile of D
+    is_warp, is_direct           the epilogue's kind
+    halvings                     of a panel of 64 columns
+    is_cluster                   whether CTAs wait for each other
+    sums                         registers of a thread's accumulator that it adds up for all CTAs of a split
+    is_rotated                   whether the loop over K is
+    read_bytes, write_bytes      of memory; A comes with a scale of 4 bytes for 128 elements
+    l2_bytes, memory_rate        the device's, the latter in bytes a microsecond
+    is_dirty, is_doubted         whether L2 has lines to write back; whether nothing like the plan was measured
+    """
+
+    columns: Array
+    warpgroups: Array
+    waves: Array
+    segments: Array
+    blocks: Array
+    stages: Array
+    depth: Array
+    block_bytes: Array
+    full: Array
+    rest: Array
+    rest_share: Array
+    port_bytes: Array
+    rest_port_bytes: Array
+    rows_a: Array
+    past_a: Array
+    crowd_a: Array
+    rows_b: Array
+    past_b: Array
+    crowd_b: Array
+    elements: Array
+    is_warp: Array
+    is_direct: Array
+    halvings: Array
+    is_cluster: Array
+    sums: Array
+    is_rotated: Array
+    read_bytes: Array
+    write_bytes: Array
+    l2_bytes: Array
+    memory_rate: Array
+    is_dirty: Array
+    is_doubted: Array
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a plan should cost, in microseconds. The pipes run side by side: `total` is the largest and what no pipe hides."""
+
+    total: float
+    tensor: float
+    load: float
+    l2: float
+    latency: float
+    ragged: float
+    epilogue: float
+    memory: float
+    launch: float
+
+    @property
+    def bound(self) -> str:
+        """The pipe that sets the pace."""
+        pipes = (
+            ("tensor cores", self.tensor),
+            ("loads", self.load),
+            ("L2", self.l2),
+            ("latency", self.latency),
+            ("ragged boxes", self.ragged),
+        )
+        name, slowest = max(pipes, key=lambda pipe: pipe[1])
+        return "memory" if self.memory > slowest + self.epilogue else name
+
+
+def estimate(plan: GemmPlan, problem: GemmProblem, device: Device) -> Estimate:
+    """Price a plan, also one that its kernel refuses. `rotate` and `overlap` are not priced."""
+    return estimates([plan], problem, device)[0]
+
+
+def estimates(
+    plans: Sequence[GemmPlan], problem: GemmProblem, device: Device, *, constants: Constants | None = None, is_dirty: bool = False
+) -> list[Estimate]:
+    """Price plans of one kernel, together: 200 of them in a millisecond or two.
+
+    Args:
+        plans, problem, device: what runs what where.
+        constants: in the place of the fitted ones.
+        is_dirty: L2 is full of another kernel's output, which has to leave first.
+    """
+    if not plans:
+        return []
+    work = work_of(plans, problem.m, problem.n, problem.k, problem.d_dtype.itemsize, device, is_dirty)
+    parts = price(work, constants or CONSTANTS.get(plans[0].kernel, Constants()))
+    return [Estimate(*row) for row in np.stack(np.broadcast_arrays(*parts), 1).tolist()]
+
+
+def work_of(plans: Sequence[GemmPlan], m: Array, n: Array, k: Array, itemsize: Array, device: Device, is_dirty: Array = False) -> Work:
+    """What plans of one kernel do, counted: m, n, k, `itemsize` (bytes of an element of D) for all, or one for each."""
+    fields = [(p.block_m, p.block_n, p.block_k, p.num_stages, p.cluster, p.band) for p in plans]
+    # a plan that cannot be built is priced too: at least a stage, a band of a tile
+    bm, bn, bk, stages, cluster, band = np.maximum(1, np.array(fields)).T
+    epilogue, multicast = np.array([(p.epilogue, p.multicast or "") for p in plans]).T
+    tiles_measured = TILES.get(plans[0].kernel)
+    doubted = [tiles_measured is not None and (p.block_m, p.block_n, p.multicast) not in tiles_measured for p in plans]
+
+    # the axis along which a cluster's CTAs differ has an even count
+    share_a, share_b = np.where(multicast == "A", cluster, 1), np.where(multicast == "B", cluster, 1)
+    split = np.where(multicast == "", cluster, 1)
+    depth = np.maximum(1, bk // DEPTH)
+    m_blocks, n_blocks = -(-m // (bm * share_b)) * share_b, -(-n // (bn * share_a)) * share_a
+    at_once = {int(size): max(1, device.clusters_at_once(int(size))) for size in set(cluster.tolist())}
+    slots = np.array([at_once[size] for size in cluster.tolist()]) * cluster
+    full, rest = np.divmod(m_blocks * n_blocks * split, slots)
+
+    # neighbours of the raster: `width` tiles side by side along the primary axis, then the next of the secondary one
+    along_n = share_a > 1
+    primary, secondary = np.where(along_n, bn, bm), np.where(along_n, bm, bn)
+    width = np.minimum(np.where(along_n, n_blocks, m_blocks), band)
+
+    def rows(tiles: Array) -> Array:
+        return np.minimum(width, tiles) * primary + np.maximum(1, tiles / width) * secondary
+
+    together, last, group = np.where(full > 0, slots, rest) / split, np.maximum(1, rest) / split, device.num_sms / GPCS
+    # what a round reads again that an earlier one has read, as far as it is too much for L2
+    round_rows = np.minimum(rows(together), m + n)
+    excess = (round_rows * k / device.l2_bytes) ** 4
+    again = np.maximum(0, m_blocks * n_blocks * split / slots * round_rows - (m + n)) * k * excess / (1 + excess)
+
+    is_swapped = plans[0].kernel.endswith("_swap_ab")
+    rows_mma, columns = (bn, bm) if is_swapped else (bm, bn)
+    warpgroups = -(-rows_mma // 64) if is_swapped else 1 + (rows_mma > 64)
+    is_tma, is_warp = epilogue == "tma", epilogue == "warp"
+    return Work(
+        columns, warpgroups, np.maximum(1, rows_mma // (64 * warpgroups)), 0 * bn if is_swapped else bn // np.gcd(bn, 128) - 1,
+        np.maximum(1, -(-k // (DEPTH * split))), stages * depth, depth, (bm / share_a + bn / share_b) * DEPTH,
+        full, rest > 0, rest / device.num_sms, rows(np.minimum(group, np.maximum(1, together / GPCS))) * DEPTH, rows(np.minimum(group, np.maximum(1, last / GPCS))) * DEPTH,
+        bm, np.minimum(1, m_blocks - m / bm), 1 / m_blocks, bn, np.minimum(1, n_blocks - n / bn), 1 / n_blocks,
+        bm * bn, is_warp, ~is_tma & ~is_warp, is_tma * ((bn % 64 > 0) * 1 + (bn % 32 > 0)), cluster > 1, -(-columns // (2 * split)) * (split > 1), np.array([p.rotate for p in plans]),
+        (33 / 32 * m + n) * k + again, m * n * itemsize, device.l2_bytes, device.memory_bandwidth * 1e-6, is_dirty, np.array(doubted),
+    )  # fmt: skip
+
+
+def norm(*parts: Array, exponent: float = 8.0) -> Array:
+    """The norm of this exponent: the largest, and a little more where others are level with it."""
+    return sum(part**exponent for part in parts) ** (1 / exponent)
+
+
+def price(w: Work, c: Constants) -> tuple[Array, ...]:
+    """The model: the fields of an `Estimate`, in their order."""
+    us = 1e-3 / c.clock
+
+    # cycles of a block: products, what of the promotion nothing hides, and its own work
+    wave = 64 * DEPTH / MACS_PER_CYCLE * w.columns
+    products = w.warpgroups * w.waves * wave
+    alone = np.maximum(wave, c.wgmma_floor * (32 / w.columns) ** (1 / 3)) + c.promotion * w.columns
+    is_alone = w.warpgroups == 1
+    own = np.where(is_alone, c.block_1, np.where(w.waves > 1, c.block_4, c.block_2)) + c.peer_block * w.is_cluster - c.rotate_block * w.is_rotated
+    segments = c.segment * w.segments * w.waves * np.where(is_alone, 0.25, 1)
+    block = np.maximum(products, w.waves * alone) + own / w.depth + segments
+
+    # cycles of a tile's end
+    by_element = c.store_warp * w.is_warp + c.store_direct * w.is_direct + c.store_panel * w.halvings
+    end = c.tile + c.peer_tile * w.is_cluster + c.peer_sum * w.sums + c.rotate_tile * w.is_rotated + (c.store * w.waves + c.store_again * (w.waves - 1)) * w.columns + by_element * w.elements
+
+    # products and operands draw power, for which the clock falls
+    draw = (products + c.power_load / 64 * w.block_bytes) / block
+    lasting = (w.full + w.rest) * w.blocks * block * us
+    fall = c.power * (1 + c.power_slow * lasting / (lasting + c.power_time))
+
+    load, latency = w.block_bytes / c.load_rate * 1e-3, c.latency / w.stages
+    ragged_a = (w.past_a * w.crowd_a) ** 0.5 * np.maximum(c.ragged, c.ragged_row * w.rows_a)
+    ragged_b = (w.past_b * w.crowd_b) ** 0.5 * np.maximum(c.ragged, c.ragged_row * w.rows_b)
+
+    def one_round(share: Array, port_bytes: Array) -> tuple[Array, ...]:
+        slow = (1 + fall * (share * draw) ** c.power_exponent) * us
+        tensor, l2, ragged = block * slow, port_bytes / c.port_rate * 1e-3, np.maximum(ragged_a, ragged_b) * share**0.5
+        return norm(tensor, load, l2, latency, ragged), tensor, l2, ragged, end * slow
+
+    rounds = zip(one_round(1.0, w.port_bytes), one_round(w.rest_share, w.rest_port_bytes))
+    pace, tensor, l2, ragged, epilogue = (w.full * each + w.rest * last for each, last in rounds)
+    leaving = w.write_bytes / (w.write_bytes + c.write_kept * w.l2_bytes)
+    moved = w.read_bytes + c.write_cost * w.write_bytes * leaving + c.dirty_share * w.l2_bytes * w.is_dirty
+    memory = moved / (c.memory_share * w.memory_rate)
+    total = (c.launch + norm(w.blocks * pace + epilogue, memory + (block + end) * us, exponent=c.memory_norm)) * (1 + c.doubt * w.is_doubted)
+    steps = (w.full + w.rest) * w.blocks
+    return total, w.blocks * tensor, steps * load, w.blocks * l2, steps * latency, w.blocks * ragged, epilogue, memory, c.launch
+
+
+CONSTANTS = {
+    "sm90_fp8_gemm_1d2d": Constants(),
+    "sm90_fp8_gemm_1d2d_swap_ab": Constants(
+        launch=2.14, wgmma_floor=43.5, promotion=1.91, block_1=154.0, block_2=115.0, peer_block=0.0, peer_tile=1880.0,
+        peer_sum=171.0, tile=236.0, store=0.0, store_again=0.0, store_direct=0.293, load_rate=126.0, latency=1.56,
+        memory_share=0.867, memory_norm=3.92, ragged=0.0, ragged_row=0.0,
+    ),  # fmt: skip
+}
+"""By kernel; one that was not measured is priced as the first."""

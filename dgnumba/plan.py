@@ -1,0 +1,99 @@
+"""From a problem and a device to a plan: pure, so that it runs, and is tested, where no GPU is.
+
+Every kernel of `KERNELS` says whether it takes the problem and which plans fit the device; `cost` prices each; the cheapest wins,
+the first of equals. A refusal carries each kernel's reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from .cost import Estimate, estimate, estimates
+from .device import Device
+from .errors import PlanError, UnsupportedError
+from .kernels import KERNELS, GemmPlan, KernelSpec
+from .problem import GemmProblem
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A plan, and why: its estimate, and the plans that came next."""
+
+    plan: GemmPlan
+    kernel: KernelSpec
+    estimate: Estimate
+    considered: int
+    runners_up: tuple[tuple[GemmPlan, Estimate], ...]
+
+
+def kernel_named(name: str) -> KernelSpec:
+    """The kernel of this name. Raises `PlanError` for none."""
+    for kernel in KERNELS:
+        if kernel.NAME == name:
+            return kernel
+    raise PlanError(f"kernel: expected one of {', '.join(k.NAME for k in KERNELS)}, got {name}")
+
+
+@lru_cache(maxsize=4096)
+def choose(problem: GemmProblem, device: Device) -> Choice:
+    """The plan for a problem on a device.
+
+    Raises:
+        UnsupportedError: no kernel takes the problem there; lists each one's reason.
+        PlanError: a kernel takes it, but no plan of it fits.
+    """
+    refusals: dict[str, str] = {}
+    priced = []
+    for kernel in KERNELS:
+        reason = kernel.supports(problem, device)
+        if reason is not None:
+            refusals[kernel.NAME] = reason
+            continue
+        plans = kernel.candidates(problem, device)
+        priced += [(price, plan, kernel) for price, plan in zip(estimates(plans, problem, device), plans)]
+    if refusals and not priced and len(refusals) == len(KERNELS):
+        raise UnsupportedError(f"no kernel takes {problem} on {device.name}", refusals)
+    if not priced:
+        cut = {
+            kernel.NAME: f"no tile fits {device.smem_per_block} bytes of shared memory a block"
+            for kernel in KERNELS
+            if kernel.NAME not in refusals
+        }
+        raise PlanError(f"no plan fits {problem} on {device.name}", refusals | cut)
+    priced.sort(key=lambda entry: entry[0].total)
+    best, plan, kernel = priced[0]
+    return Choice(plan, kernel, best, len(priced), tuple((p, e) for e, p, _ in priced[1:4]))
+
+
+def validate(plan: GemmPlan, problem: GemmProblem, device: Device) -> Choice:
+    """A plan that the caller chose, checked. Raises `PlanError` saying what rules it out."""
+    kernel = kernel_named(plan.kernel)
+    reason = kernel.supports(problem, device) or _misfit(plan, problem, kernel, device) or kernel.refusal(plan, problem)
+    if reason is None:
+        smem = kernel.smem(plan).launch_bytes
+        if smem > device.smem_per_block:
+            reason = f"needs {smem} bytes of shared memory, {device.name} has {device.smem_per_block} a block"
+    if reason is not None:
+        raise PlanError(f"plan: {plan.name} cannot be used", {kernel.NAME: reason})
+    return Choice(plan, kernel, estimate(plan, problem, device), 1, ())
+
+
+def _misfit(plan: GemmPlan, problem: GemmProblem, kernel: KernelSpec, device: Device) -> str | None:
+    """What is wrong with a plan whatever its kernel, or None."""
+    for operand in "abd":
+        planned, given = getattr(plan, f"{operand}_dtype"), getattr(problem, f"{operand}_dtype").name
+        if planned != given:
+            return f"is for {operand} of {planned}, got {given}"
+    if plan.num_stages < kernel.MIN_STAGES:
+        return f"needs {kernel.MIN_STAGES} stages or more, got {plan.num_stages}"
+    if plan.block_k not in kernel.BLOCK_KS:
+        return f"takes BLOCK_K of {kernel.BLOCK_KS}, got {plan.block_k}"
+    if plan.cluster > device.num_sms:
+        return f"needs {plan.cluster} multiprocessors, {device.name} has {device.num_sms}"
+    if plan.multicast is not None and (plan.band < plan.cluster or plan.band % plan.cluster):
+        return f"needs a band of whole clusters, got {plan.band} for clusters of {plan.cluster}"
+    return None if plan.band >= 1 else f"needs a band of 1 or more, got {plan.band}"
+
+
+__all__ = ["Choice", "Estimate", "choose", "estimate", "kernel_named", "validate"]

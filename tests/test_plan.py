@@ -1,0 +1,233 @@
+"""Planning: any problem gets a plan that fits, or a reasoned refusal; nothing but problem and device decides."""
+
+import dataclasses
+import math
+
+import pytest
+from cases import H200, KERNEL_OF, dense_problems, plan, swapped
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dgnumba.device import KNOWN, Device
+from dgnumba.dtypes import DTYPES
+from dgnumba.errors import PlanError, UnsupportedError
+from dgnumba.kernels import KERNELS, GemmPlan
+from dgnumba.plan import choose, estimate, kernel_named, validate
+from dgnumba.problem import GemmProblem
+
+extent = st.one_of(st.integers(1, 300), st.integers(1, 2**20), st.sampled_from([1, 16, 64, 128, 4096, 65536 * 128]))
+problems = st.builds(GemmProblem, extent, extent, extent, d_dtype=st.sampled_from(["bfloat16", "float32"]))
+devices = st.sampled_from(sorted(KNOWN)).map(KNOWN.__getitem__)
+
+
+def check_fits(chosen, problem, device):
+    kernel = kernel_named(chosen.kernel)
+    assert kernel.refusal(chosen, problem) is None
+    assert kernel.smem(chosen).launch_bytes <= device.smem_per_block
+    assert (chosen.a_dtype, chosen.b_dtype, chosen.d_dtype) == (problem.a_dtype.name, problem.b_dtype.name, problem.d_dtype.name)
+    tiles, grid = kernel.count_tiles(chosen, problem), kernel.grid(chosen, problem, device)
+    assert tiles * chosen.block_m * chosen.block_n >= problem.m * problem.n
+    assert grid >= 1 and grid % chosen.cluster == 0
+    assert grid <= device.num_sms, "persistent: one CTA a multiprocessor"
+    for region in kernel.smem(chosen):
+        if region.name in ("a", "b"):
+            assert region.offset % 1024 == 0 and region.nbytes % 1024 == 0, "the swizzle's eight rows stay together, stage after stage"
+        if region.name in ("full", "empty"):
+            assert region.offset % 8 == 0 and region.stages == chosen.num_stages
+    ends = [(r.offset, r.end) for r in kernel.smem(chosen)]
+    assert all(end <= begin for (_, end), (begin, _) in zip(ends, ends[1:]))
+
+
+@settings(max_examples=60)
+@given(problems, devices)
+def test_any_problem_gets_a_plan_that_fits(problem, device):
+    choice = choose(problem, device)
+    check_fits(choice.plan, problem, device)
+    assert choice.considered >= 1 and choice.kernel in KERNELS
+    assert all(math.isfinite(e.total) and e.total > 0 for e in (choice.estimate, *(e for _, e in choice.runners_up)))
+    totals = [choice.estimate.total, *(e.total for _, e in choice.runners_up)]
+    assert totals == sorted(totals), "the cheapest wins"
+
+
+@settings(max_examples=25)
+@given(problems)
+def test_every_candidate_fits(problem):
+    for kernel in KERNELS:
+        if kernel.supports(problem, H200) is None:
+            candidates = kernel.candidates(problem, H200)
+            assert len(set(candidates)) == len(candidates)
+            for candidate in candidates:
+                check_fits(candidate, problem, H200)
+                assert validate(candidate, problem, H200).plan == candidate
+
+
+@settings(max_examples=20)
+@given(problems, devices)
+def test_planning_is_pure(problem, device):
+    """Asked again, of equal objects made anew and past the cache, it says the same; and it asks no driver."""
+    again, twin = dataclasses.replace(problem), dataclasses.replace(device, index=3)
+    choose.cache_clear()
+    first = choose(problem, device)
+    choose.cache_clear()
+    second = choose(again, twin)
+    assert (first.plan, first.estimate, first.considered, first.runners_up) == (
+        second.plan,
+        second.estimate,
+        second.considered,
+        second.runners_up,
+    )
+    assert problem == again
+
+
+def test_planning_asks_no_driver(monkeypatch):
+    from dgnumba import driver
+
+    def refuse(*args):
+        raise AssertionError("planning asked the driver")
+
+    for name in ("device_count", "current_device", "attribute", "device_name", "device_of"):
+        monkeypatch.setattr(driver, name, refuse)
+    choose.cache_clear()
+    choose(GemmProblem(100, 200, 300), H200)
+
+
+@pytest.mark.parametrize("name", list(dense_problems()))
+@pytest.mark.full
+def test_the_dense_shapes_get_plans(name):
+    problem = dense_problems()[name]
+    check_fits(choose(problem, H200).plan, problem, H200)
+
+
+# What is frozen into a kernel
+
+
+def test_F37_a_plan_holds_no_extent():
+    names = {field.name for field in dataclasses.fields(GemmPlan)}
+    assert names & {"m", "n", "k", "problem", "grid", "num_sms"} == set()
+    assert all(
+        isinstance(value, (int, str, bool, type(None))) for value in dataclasses.asdict(choose(GemmProblem(5, 6, 7), H200).plan).values()
+    )
+
+
+@pytest.mark.parametrize("n, k", [(576, 7168), (24576, 1536), (2112, 7168)])
+def test_F37_kernels_do_not_grow_with_m(n, k):
+    """Forty token counts share a handful of kernels, and so do four hundred."""
+    few = {choose(GemmProblem(m, n, k), H200).plan for m in range(1, 41)}
+    more = few | {choose(GemmProblem(m, n, k), H200).plan for m in range(41, 4097, 97)}
+    assert len(few) <= 8
+    assert len(more) <= 24
+
+
+def test_the_arguments_of_a_kernel_do_not_depend_on_the_problem():
+    for chosen in (plan(16, 16), swapped(8, 64)):
+        kernel = KERNEL_OF[chosen.kernel]
+        one, two = kernel.build(chosen), kernel.build(chosen)
+        assert (one.argtypes, one.threads, one.smem, one.cluster) == (two.argtypes, two.threads, two.smem, two.cluster)
+
+
+def test_a_plans_name_tells_its_choices_apart():
+    for kernel in KERNELS:
+        candidates = kernel.candidates(GemmProblem(64, 4096, 4096), H200)
+        assert len({c.name for c in candidates}) == len(candidates)
+    assert plan(128, 192, 4, share="A", epilogue="warp").name == "128x192x128 s4 c2A warp"
+    assert plan(64, 16, 9).name == "64x16x128 s9 tma"
+
+
+# Refusals
+
+
+def test_an_architecture_without_a_kernel_lists_each_ones_reason():
+    ampere = Device("NVIDIA A100", cc=(8, 0), num_sms=108, smem_per_block=166912)
+    with pytest.raises(UnsupportedError, match="NVIDIA A100") as caught:
+        choose(GemmProblem(8, 8, 128), ampere)
+    for kernel in KERNELS:
+        assert "sm_90a" in caught.value.reasons[kernel.NAME] and "sm_80" in caught.value.reasons[kernel.NAME]
+        assert kernel.NAME in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        ({"gran_b": (1, 128)}, "scales"),
+        ({"a_dtype": "bfloat16"}, "bfloat16"),
+        ({"d_dtype": "float16"}, "float16"),
+        ({"groups": 4}, "group"),
+    ],
+)
+def test_a_problem_without_a_kernel_says_why(change, reason):
+    with pytest.raises(UnsupportedError) as caught:
+        choose(GemmProblem(**{"m": 8, "n": 8, "k": 128, **change}), H200)
+    assert set(caught.value.reasons) == {k.NAME for k in KERNELS}
+    assert reason in str(caught.value)
+
+
+def test_a_device_on_which_nothing_fits():
+    with pytest.raises(PlanError, match="9000 bytes of shared memory") as caught:
+        choose(GemmProblem(8, 8, 128), dataclasses.replace(H200, smem_per_block=9000))
+    assert caught.value.reasons, "what cut the candidates"
+
+
+def test_a_device_of_one_multiprocessor():
+    problem, device = GemmProblem(300, 300, 300), dataclasses.replace(H200, num_sms=1)
+    check_fits(choose(problem, device).plan, problem, device)
+
+
+GOOD = plan(64, 64, 4)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"kernel": "sm75_gemm"}, "kernel: expected one of .*sm90_fp8_gemm_1d2d.*, got sm75_gemm"),
+        ({"block_m": 48}, "needs BLOCK_M of"),
+        ({"block_n": 20}, "needs BLOCK_N of"),
+        ({"block_n": 256}, "needs BLOCK_N of"),
+        ({"block_m": 256, "block_n": 144}, "128 at most"),
+        ({"block_k": 64}, "block_k|BLOCK_K"),
+        ({"block_k": 256}, "block_k|BLOCK_K"),
+        ({"num_stages": 0}, "stages"),
+        ({"num_stages": -1}, "stages"),
+        ({"num_stages": 200}, "needs \\d+ bytes of shared memory, NVIDIA H200 has 232448 a block"),
+        ({"cluster": 2}, "cluster"),
+        ({"cluster": 4, "multicast": "A"}, "cluster"),
+        ({"multicast": "A"}, "cluster"),
+        ({"epilogue": "direct"}, "epilogue"),
+        ({"epilogue": "fast"}, "epilogue"),
+        ({"epilogue": "warp", "block_n": 48}, "64 columns"),
+        ({"epilogue": "warp", "block_m": 32}, "four warps"),
+        ({"overlap": True}, "rotate"),
+        ({"d_dtype": "float32", "epilogue": "direct"}, "is for d of float32, got bfloat16"),
+        ({"a_dtype": "float8_e5m2"}, "float8_e5m2"),
+        ({"b_dtype": "bfloat16"}, "bfloat16"),
+        ({"band": 0}, "band"),
+        ({"band": 3, "cluster": 2, "multicast": "A"}, "band"),
+    ],
+)
+def test_a_callers_plan_is_checked(change, message):
+    with pytest.raises(PlanError, match=message):
+        validate(dataclasses.replace(GOOD, **change), GemmProblem(100, 136, 300), H200)
+
+
+def test_a_callers_plan_is_checked_against_the_problem():
+    assert validate(GOOD, GemmProblem(100, 136, 300), H200).plan == GOOD
+    warp = plan(64, 64, 4, epilogue="warp")
+    assert validate(warp, GemmProblem(100, 136, 300), H200).plan == warp
+    with pytest.raises(PlanError, match="multiple of 8"):
+        validate(warp, GemmProblem(100, 130, 300), H200)
+    with pytest.raises(PlanError, match="sm_80"):
+        validate(GOOD, GemmProblem(100, 136, 300), Device("NVIDIA A100", cc=(8, 0)))
+
+
+def test_estimates_grow_with_the_work():
+    small, large = (estimate(plan(128, 128, 5), GemmProblem(m, 4096, 4096), H200).total for m in (128, 8192))
+    assert small < large
+    slow = dataclasses.replace(H200, memory_bandwidth=1e11)
+    assert estimate(plan(16, 16, 5), GemmProblem(1, 4096, 4096), slow).bound == "memory"
+
+
+def test_F21_a_huge_m_is_planned():
+    problem = GemmProblem(65536 * 128, 4096, 4096)
+    choice = choose(problem, H200)
+    assert choice.kernel.count_tiles(choice.plan, problem) * choice.plan.block_m * choice.plan.block_n >= problem.m * problem.n
+    assert choice.kernel.grid(choice.plan, problem, H200) <= H200.num_sms
+    assert DTYPES["bfloat16"] is problem.d_dtype

@@ -1,0 +1,158 @@
+"""Calls kept ready: plan, compiled kernel, launcher and tensor-map encoders of operands of one form, so that the next call costs microseconds.
+
+What does not change from call to call (extents, strides, types, GPU) is a key; what does (addresses, stream) is filled in. `quick` is the way
+of a repeated call with CuPy arrays: it looks only at what may have changed, and declines whatever it has not seen checked.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import Any
+
+from . import launching
+from .device import Device
+from .kernels import Built, GemmPlan
+from .layouts.operands import LaidOut
+from .plan import Choice
+from .xp import address
+
+_KEPT = 1024
+_lock = threading.Lock()
+_built: dict[GemmPlan, Built] = {}
+_prepared: dict[Any, PreparedLaunch] = {}
+
+
+def built(choice: Choice) -> Built:
+    """The kernel of a plan; built once."""
+    found = _built.get(choice.plan)
+    if found is None:
+        with _lock:
+            found = _built.setdefault(choice.plan, choice.kernel.build(choice.plan))
+    return found
+
+
+def program(choice: Choice, device: Device) -> launching.Program:
+    """The compiled kernel of a plan."""
+    made = built(choice)
+    return launching.program(choice.plan, lambda: (made.kernel, made.argtypes), arch=device.arch, threads=made.threads)
+
+
+class PreparedLaunch:
+    """The launch of one plan on laid-out operands of one form: extents, strides, types and GPU."""
+
+    def __init__(self, choice: Choice, laid: LaidOut, device: Device) -> None:
+        made = built(choice)
+        grid = choice.kernel.grid(choice.plan, laid.problem, device)
+        shape = launching.LaunchShape((grid, 1, 1), (made.threads, 1, 1), made.smem.launch_bytes, (made.cluster, 1, 1))
+        assert device.index is not None
+        self.launcher = program(choice, device).launcher(device.index, shape)
+        args = choice.kernel.bind(choice.plan, laid)
+        self.encoders = tuple(launching.encoder(x) for x in args if getattr(x, "is_tensor_map", False))
+        self.scalars = [int(x) for x in args if not getattr(x, "is_tensor_map", False)]
+        self.sources = choice.kernel.MAPPED_ARRAYS
+
+    def __call__(self, laid: LaidOut, stream: int) -> None:
+        """Queue the kernel on operands of the same form at other addresses."""
+        at = {"a": address(laid.a), "b": address(laid.b), "sfa": address(laid.sfa), "sfb": address(laid.sfb), "d": address(laid.d)}
+        maps = tuple(encode(at[source]) for encode, source in zip(self.encoders, self.sources))
+        self.launcher([at["d"], *self.scalars[1:]], maps, stream)
+
+
+def prepared(choice: Choice, laid: LaidOut, device: Device) -> PreparedLaunch:
+    """The prepared launch for operands of this form; made once."""
+    key = (choice.plan, device.index, *((x.shape, x.strides) for x in (laid.a, laid.b, laid.sfa, laid.sfb, laid.d)))
+    found = _prepared.get(key)
+    if found is None:
+        found = PreparedLaunch(choice, laid, device)
+        if len(_prepared) >= _KEPT:
+            _prepared.clear()
+        _prepared[key] = found
+    return found
+
+
+class QuickCall:
+    """A call of `fp8_gemm_nt` whose operands need no copy, by the form of its arrays; made once the whole way has been gone."""
+
+    __slots__ = ("launch", "sizes")
+
+    def __init__(self, launch: PreparedLaunch, laid: LaidOut) -> None:
+        self.launch = launch
+        self.sizes = tuple(_extent(x) for x in (laid.a, laid.sfa, laid.b, laid.sfb, laid.d))
+
+    def __call__(self, at: tuple[int, int, int, int, int], stream: int) -> bool:
+        """Queue the kernel on operands at these addresses; False where they must be looked at more closely."""
+        a, sfa, b, sfb, d = at
+        if (a | sfa | b | sfb | d) & 15:
+            return False
+        size_a, size_sfa, size_b, size_sfb, size_d = self.sizes
+        end = d + size_d
+        if (a < end and d < a + size_a) or (b < end and d < b + size_b):
+            return False
+        if (sfa < end and d < sfa + size_sfa) or (sfb < end and d < sfb + size_sfb):
+            return False
+        launch = self.launch
+        where = {"a": a, "sfa": sfa, "b": b, "sfb": sfb, "d": d}
+        maps = tuple([encode(where[source]) for encode, source in zip(launch.encoders, launch.sources)])
+        launch.launcher([d, *launch.scalars[1:]], maps, stream)
+        return True
+
+
+def _extent(x: Any) -> int:
+    """Bytes from the first element to behind the last."""
+    return int(sum((n - 1) * stride for n, stride in zip(x.shape, x.strides)) + x.itemsize)
+
+
+_quick: dict[Any, QuickCall] = {}
+
+
+def form(a: Any, sfa: Any, b: Any, sfb: Any, d: Any) -> tuple[Any, ...]:
+    """What a quick call is kept by: shapes, strides, types and GPUs of its arrays."""
+    return (
+        a.shape, a.strides, a.dtype, a.data.device_id, sfa.shape, sfa.strides, sfa.dtype, sfa.data.device_id,
+        b.shape, b.strides, b.dtype, b.data.device_id, sfb.shape, sfb.strides, sfb.dtype, sfb.data.device_id,
+        d.shape, d.strides, d.dtype, d.data.device_id,
+    )  # fmt: skip
+
+
+def quick(a_pair: Any, b_pair: Any, d: Any, stream: Any) -> bool:
+    """Run a call that has been run before, in the same form, on CuPy arrays; False where this one must go the whole way."""
+    cupy = sys.modules.get("cupy")
+    if cupy is None:
+        return False
+    try:
+        (a, sfa), (b, sfb) = a_pair, b_pair
+    except (TypeError, ValueError):
+        return False
+    arrays = (a, sfa, b, sfb, d)
+    array_type = cupy.ndarray
+    for x in arrays:
+        if type(x) is not array_type:
+            return False
+    call = _quick.get(form(*arrays))
+    if call is None:
+        return False
+    device = d.data.device_id
+    handle = cupy.cuda.get_current_stream(device).ptr or launching.LEGACY if stream is None else launching.stream_of(arrays, device, stream)
+    return call((a.data.ptr, sfa.data.ptr, b.data.ptr, sfb.data.ptr, d.data.ptr), handle)
+
+
+def remember(arrays: tuple[Any, ...], launch: PreparedLaunch, laid: LaidOut) -> None:
+    """Keep a call for `quick`, if its arrays are CuPy's and none was copied."""
+    cupy = sys.modules.get("cupy")
+    if cupy is None or laid.copies or not all(type(x) is cupy.ndarray for x in arrays):
+        return
+    if len(_quick) >= _KEPT:
+        _quick.clear()
+    _quick[form(*arrays)] = QuickCall(launch, laid)
+
+
+def _forget() -> None:
+    """In a forked child nothing that was loaded is there."""
+    _prepared.clear()
+    _quick.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

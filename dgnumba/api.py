@@ -1,0 +1,230 @@
+"""The calls: check -> plan -> lay out -> run, each step a function of another room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from . import launching
+from . import plan as planning
+from .device import Device
+from .dtypes import DTYPES
+from .errors import ProblemError
+from .kernels import Built, GemmPlan
+from .layouts.operands import LaidOut, lay_out
+from .plan import Choice
+from .prepared import built as built_kernel
+from .prepared import prepared, quick, remember
+from .problem import Operands, check_fp8_gemm_nt
+from .quant.host import fp8_gemm_nt_host
+from .xp import device_of, empty, namespace
+
+On = Literal["cuda", "host", "emulator"]
+F32 = DTYPES["float32"]
+EMULATED_SMS = 2
+"""Multiprocessors of the GPU that the emulator stands for."""
+
+
+def fp8_gemm_nt(
+    a: Any,
+    b: Any,
+    d: Any = None,
+    c: Any = None,
+    *,
+    on: On | None = None,
+    stream: Any = None,
+    check: bool | None = None,
+    plan: GemmPlan | None = None,
+    policy: str = "eager",
+) -> Any:
+    """D = C + A @ B.T for FP8 operands with block scales; named and defined as DeepGEMM's.
+
+    Args:
+        a: `QTensor`, or pair of e4m3 data ``[M,K]`` and float32 scales ``[M, ceil(K/128)]``. NumPy, CuPy, torch or JAX arrays; data
+            may be its bytes as uint8.
+        b: the same, ``[N,K]`` and ``[ceil(N/128), ceil(K/128)]``.
+        d: output ``[M,N]``, bfloat16 or float32, any strides; None: a new bfloat16 one.
+        c: None, or an array like `d` (or `d` itself) that is added in float32 before the one rounding.
+        on: "cuda", "host" (NumPy, the same numbers at the same promotion points) or "emulator" (the GPU's kernel, interpreted); by
+            default where the arrays are.
+        stream: the stream to run on; by default the arrays' own (CuPy's current one).
+        check: look at every scale for NaN, infinity and negative values: by default on the host only.
+        plan: a `GemmPlan` in the place of the chosen one.
+        policy: of the emulator: "eager" or "late" (`emu.run`).
+
+    Returns:
+        `d`.
+
+    Raises:
+        ProblemError, DTypeError: an argument is refused; nothing has been written. UnsupportedError: no GPU, or no kernel for it.
+
+    >>> import numpy as np, dgnumba
+    >>> x, w = np.ones((2, 256), np.float32), np.ones((3, 256), np.float32)
+    >>> d = dgnumba.fp8_gemm_nt(dgnumba.per_token_cast_to_fp8(x), dgnumba.per_block_cast_to_fp8(w))
+    >>> d.astype(np.float32)
+    array([[256., 256., 256.],
+           [256., 256., 256.]], dtype=float32)
+    """
+    if d is not None and c is None and plan is None and not check and on in (None, "cuda") and quick(a, b, d, stream):
+        return d
+    operands = check_fp8_gemm_nt(a, b, d, c, check)
+    where = _where(on, operands)
+    result = operands.d if d is None else d
+    if operands.problem.is_empty:
+        return result
+    if operands.problem.k == 0:
+        _write_addend(operands)
+    elif where == "host":
+        fp8_gemm_nt_host(operands.a, operands.sfa, operands.b, operands.sfb, operands.d, operands.c)
+    elif where == "emulator":
+        _emulate(operands, plan, policy)
+    else:
+        _run_on_gpu(operands, plan, [*a, *b, d], stream)
+    return result
+
+
+def _where(on: On | None, operands: Operands) -> On:
+    is_host = operands.device is None
+    if on not in (None, "cuda", "host", "emulator"):
+        raise ProblemError(f"on: expected 'cuda', 'host' or 'emulator', got {on!r}")
+    if on == "cuda" and is_host or on in ("host", "emulator") and not is_host:
+        place = "host memory" if is_host else f"GPU {operands.device}"
+        raise ProblemError(f"on: {on!r} needs arrays {'on a GPU' if is_host else 'in host memory'}, got arrays in {place}")
+    return on or ("host" if is_host else "cuda")
+
+
+def _choose(operands: Operands, plan: GemmPlan | None, device: Device) -> Choice:
+    # with an addend the product is made in float32 and rounded once, with it
+    problem = replace(operands.problem, d_dtype=F32, with_c=False) if operands.c is not None else operands.problem
+    return planning.choose(problem, device) if plan is None else planning.validate(plan, problem, device)
+
+
+def _lay_out(operands: Operands) -> LaidOut:
+    if operands.c is None:
+        return lay_out(operands)
+    total = empty(operands.d.shape, F32, operands.d)
+    product = replace(operands, problem=replace(operands.problem, d_dtype=F32, with_c=False), d=total, c=None)
+    laid = lay_out(product)
+    note = "c: the product is made in a float32 buffer, c is added there, and the sum rounded to d"
+    return replace(laid, target=operands.d, c=operands.c, copies=(*laid.copies, note))
+
+
+def _finish(laid: LaidOut) -> None:
+    """Bring the product to the caller's array, if it was not made there."""
+    if laid.target is laid.d:
+        return
+    with device_of(laid.d):
+        made = laid.d[:, : laid.problem.n]
+        if laid.c is None:
+            laid.target[...] = made
+        else:
+            _store_float32(laid.target, made + _as_float32(laid.c))
+
+
+def _as_float32(x: Any) -> Any:
+    return DTYPES["bfloat16"].decode(x.view("uint16"), namespace(x)) if x.dtype.itemsize == 2 else x
+
+
+def _store_float32(target: Any, total: Any) -> None:
+    target[...] = DTYPES["bfloat16"].encode(total, namespace(total)).view(target.dtype) if target.dtype.itemsize == 2 else total
+
+
+def _write_addend(operands: Operands) -> None:
+    """K is 0: D = C, or 0."""
+    with device_of(operands.d):
+        operands.d[...] = 0 if operands.c is None else operands.c
+
+
+def _run_on_gpu(operands: Operands, plan: GemmPlan | None, owners: list[Any], stream: Any) -> None:
+    assert operands.device is not None
+    device = Device.numbered(operands.device)
+    choice = _choose(operands, plan, device)
+    handle = launching.stream_of([x for x in owners if x is not None], operands.device, stream)
+    with launching.ordered(operands.device, handle):
+        laid = _lay_out(operands)
+        launch = prepared(choice, laid, device)
+        launch(laid, handle)
+        _finish(laid)
+    if plan is None and operands.c is None and owners[-1] is not None:
+        remember(tuple(owners), launch, laid)
+
+
+def _emulate(operands: Operands, plan: GemmPlan | None, policy: str) -> None:
+    from . import emu
+
+    # planned for few multiprocessors: that gives the largest tiles, hence the fewest threads to step
+    device = replace(Device.current(), num_sms=EMULATED_SMS)
+    choice = _choose(operands, plan, device)
+    laid = _lay_out(operands)
+    built = built_kernel(choice)
+    grid = choice.kernel.grid(choice.plan, laid.problem, device)
+    labels = {r.offset + r.nbytes * i: f"{r.name}[{i}]" for r in built.smem for i in range(r.stages)}
+    emu.run(built.kernel, grid, built.threads, choice.kernel.bind(choice.plan, laid), smem=built.smem.launch_bytes, cluster=built.cluster,
+            policy=policy, labels=labels, arrays=(laid.d,))  # fmt: skip
+    _finish(laid)
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """The chain of one call, to print: operands, layout, problem, plan and why, shared memory, registers."""
+
+    operands: Operands
+    copies: tuple[str, ...]
+    device: Device
+    choice: Choice
+    built: Built
+    resources: str
+
+    def __str__(self) -> str:
+        p, plan, est = self.operands.problem, self.choice.plan, self.choice.estimate
+        tiles = self.choice.kernel.count_tiles(plan, p)
+        slots = self.device.num_sms // plan.cluster * plan.cluster
+        others = "; ".join(f"{q.name} {e.total:.1f} us" for q, e in self.choice.runners_up) or "none"
+        lines = [
+            f"operands   a {p.a_dtype} [{p.m}, {p.k}], one scale per {p.gran_a[0]}x{p.gran_a[1]}; "
+            f"b {p.b_dtype} [{p.n}, {p.k}], one scale per {p.gran_b[0]}x{p.gran_b[1]}; d {p.d_dtype} [{p.m}, {p.n}]",
+            "lay out    " + ("\n           ".join(self.copies) or "nothing to copy"),
+            f"problem    {p.flops / 1e9:.2f} GFLOP, {p.bytes / 1e6:.2f} MB at least",
+            f"plan       {plan.kernel}: tile {plan.block_m}x{plan.block_n}x{plan.block_k}, {plan.num_stages} stages, "
+            + _shared(plan) + f"{plan.epilogue} epilogue",
+            f"why        {tiles} tiles on {slots} of {self.device.num_sms} multiprocessors ({self.device.name}): {-(-tiles // slots)} waves; "
+            f"{est.total:.1f} us expected, bound by {est.bound} (tensor {est.tensor:.1f}, loads {est.load:.1f}, L2 {est.l2:.1f}, "
+            f"memory {est.memory:.1f}, epilogues {est.epilogue:.1f}, launch {est.launch:.1f})",
+            f"           cheapest of {self.choice.considered} plans; next: {others}",
+            "smem       " + str(self.built.smem).replace("\n", "\n           "),
+            f"registers  {self.resources}",
+        ]  # fmt: skip
+        return "\n".join(lines)
+
+
+def _shared(plan: GemmPlan) -> str:
+    if plan.cluster == 1:
+        return "no cluster, "
+    return f"clusters of {plan.cluster} sharing {plan.multicast}, " if plan.multicast else f"K split over clusters of {plan.cluster}, "
+
+
+def explain(a: Any, b: Any, d: Any = None, c: Any = None, *, check: bool | None = None, plan: GemmPlan | None = None) -> Explanation:
+    """What `fp8_gemm_nt` would do with these arguments, and why; `print` it. Compiles the kernel, runs nothing.
+
+    Raises as `fp8_gemm_nt` does.
+    """
+    operands = check_fp8_gemm_nt(a, b, d, c, check)
+    if operands.problem.is_empty or operands.problem.k == 0:
+        raise ProblemError(
+            f"a, b: nothing to explain: m {operands.problem.m}, n {operands.problem.n}, k {operands.problem.k}, no kernel runs"
+        )
+    device = Device.of(operands.a)
+    choice = _choose(operands, plan, device)
+    built = built_kernel(choice)
+    return Explanation(operands, _lay_out(operands).copies, device, choice, built, _resources(choice, built, device))
+
+
+def _resources(choice: Choice, built: Built, device: Device) -> str:
+    try:
+        cubin = launching.compiled(choice.plan, lambda: (built.kernel, built.argtypes), arch=device.arch, threads=built.threads)
+    except Exception as error:  # explaining must work where nothing can be compiled
+        return f"unknown, the kernel could not be compiled here ({type(error).__name__}: {str(error).splitlines()[0]})"
+    return f"{cubin.registers} a thread at entry, {built.threads} threads; {cubin.spill_stores + cubin.spill_loads} bytes spilled"
+
+
+__all__ = ["Explanation", "On", "explain", "fp8_gemm_nt"]

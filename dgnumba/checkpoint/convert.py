@@ -1,0 +1,207 @@
+"""A checkpoint in another format: tensor by tensor, so that it may be larger than memory; there when it is whole, or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from ..errors import ProblemError
+from .layer import Layer, LayerFormat, Scheme
+from .layers import FORMATS, config_metadata, find_layers, format_named
+from .recipes import FLOATS, Options, keeps_groups, recipe
+from .settings import METADATA_KEY, settings_of
+from .steps import Copy, Dequantize, Recode, Requantize, Step, TensorReport, Weight
+from .tensors import SUFFIX, TensorInfo, TensorSource
+from .writer import TensorWriter
+
+Progress = Callable[[int, int, str], None]
+"""Called with bytes done, bytes in all, and the name of what is being worked on."""
+
+NOT_QUANTIZED = ("*embed*", "*lm_head*", "*norm*", "*router*", "*.gate.weight", "*wte*", "*wpe*")
+"""Weights that are left as they are unless asked for: they are small, or rounding them costs much."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What was done.
+
+    Attributes:
+        path: the file that was written.
+        reports: of each layer; what was copied unasked has none.
+        nbytes_before, nbytes_after: of all tensors.
+        config: what the ``quantization_config`` of a config.json has to say; None where layers differ.
+    """
+
+    path: Path
+    reports: tuple[TensorReport, ...]
+    nbytes_before: int
+    nbytes_after: int
+    config: dict[str, Any] | None
+
+
+def convert(
+    source: str | Path,
+    out: str | Path,
+    to: str,
+    *,
+    group: int | None = None,
+    gptq_version: int | None = None,
+    options: Options | None = None,
+    progress: Progress | None = None,
+) -> Conversion:
+    """Write the quantized layers of a checkpoint in another format, the rest as it is.
+
+    Between int4 formats, between the two of MXFP4 and of NVFP4, values stay the same to the bit.
+    Otherwise a layer is dequantized and quantized anew.
+
+    Args:
+        source: a .safetensors file, a .safetensors.index.json, or a folder with one.
+        out: the file to write, one however many the source has; replaced only when all is done.
+        to: one of `FORMATS`, or float32, bfloat16, float16.
+        group, gptq_version: of the source, where its config does not say or is wrong.
+        options: how layers are quantized anew.
+        progress: see `Progress`.
+
+    Raises:
+        ProblemError: no quantized layer; a layer that `to` cannot hold; a broken source.
+    """
+    form = None if to in FLOATS else format_named(to)
+    options = options or Options()
+    with TensorSource(source) as tensors:
+        settings = settings_of(tensors.path, tensors.metadata).with_overrides(group, gptq_version)
+        layers = find_layers(tensors, settings)
+        if not layers:
+            raise ProblemError(
+                f"{source}: expected quantized layers ({', '.join(FORMATS)}), got none among {len(tensors)} tensors; floats are for dgnumba quantize"
+            )
+        work = _Work()
+        for layer in layers.values():
+            with _named(layer.name):
+                work.add_layer(layer, tensors, form, to, options)
+        owned = {tensor for layer in layers.values() for tensor in layer.tensors}
+        work.steps += [Copy(info) for name, info in tensors.items() if name not in owned]
+        return work.run(tensors, Path(out), form, progress)
+
+
+def quantize_checkpoint(
+    source: str | Path,
+    out: str | Path,
+    to: str,
+    *,
+    include: Sequence[str] = ("*.weight",),
+    exclude: Sequence[str] = NOT_QUANTIZED,
+    options: Options | None = None,
+    progress: Progress | None = None,
+) -> Conversion:
+    """Quantize the weights of a checkpoint, the rest as it is.
+
+    Weights are matrices of float16, bfloat16 or float32 whose names fit one of `include` and none of
+    `exclude` (patterns as in a shell). One that `to` cannot hold, by its extents, is kept as it is
+    and reported with the reason.
+
+    Args:
+        source, out, to, options, progress: as `convert`; `to` one of `FORMATS`.
+        include, exclude: patterns of tensors' names.
+
+    Raises:
+        ProblemError: no weight to quantize; one that is not finite; a broken source.
+    """
+    form = format_named(to)
+    options = options or Options()
+    with TensorSource(source) as tensors:
+        chosen = [info for name, info in tensors.items() if _is_weight(info) and _fits(name, include) and not _fits(name, exclude)]
+        if not chosen:
+            raise ProblemError(f"{source}: expected float matrices named like {', '.join(include)}, got none among {len(tensors)} tensors")
+        work = _Work()
+        for info in chosen:
+            work.add_weight(info, form, options)
+        if not work.schemes:
+            raise ProblemError(f"{source}: expected weights that {to} can hold, got {len(chosen)} that it cannot, for instance: {work.why}")
+        names = {info.name for info in chosen}
+        work.steps += [Copy(info) for name, info in tensors.items() if name not in names]
+        return work.run(tensors, Path(out), form, progress)
+
+
+class _Work:
+    """The steps of a conversion, and the schemes that their layers get."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.schemes: list[Scheme] = []
+        self.why = ""
+        """Why a weight was kept, of the last."""
+
+    def add_layer(self, layer: Layer, source: TensorSource, form: LayerFormat | None, to: str, options: Options) -> None:
+        weight = Weight.of_layer(layer, source)
+        if form is None:
+            self.steps.append(Dequantize(weight, to))
+            return
+        stored = form.as_stored(layer.scheme)
+        if stored is not None and keeps_groups(options, layer.scheme, layer.shape[-1]):
+            self.steps.append(Recode(layer, form, stored))
+        else:
+            made = recipe(form, layer.shape, layer.scheme.scale_dtype, options)
+            self.steps.append(Requantize(weight, form, made, options.measure))
+            stored = made.scheme
+        self.schemes.append(stored)
+
+    def add_weight(self, info: TensorInfo, form: LayerFormat, options: Options) -> None:
+        made = recipe(form, info.shape, info.dtype, options)
+        try:
+            step = Requantize(Weight.of_tensor(info.name.removesuffix(".weight"), info), form, made, options.measure)
+        except ProblemError as error:
+            self.steps.append(Copy(info, str(error)))
+            self.why = str(error)
+            return
+        self.steps.append(step)
+        self.schemes.append(made.scheme)
+
+    def run(self, source: TensorSource, out: Path, form: LayerFormat | None, progress: Progress | None) -> Conversion:
+        _check_out(source, out)
+        metadata = {key: text for key, text in source.metadata.items() if key != METADATA_KEY and not key.startswith("gptq_")}
+        found = {} if form is None else config_metadata(form, self.schemes)
+        specs = [spec for step in self.steps for spec in step.specs]
+        total, done, reports = sum(step.nbytes for step in self.steps), 0, []
+        with TensorWriter(out, specs, {"format": "pt", **metadata, **found}) as writer:
+            for step in self.steps:
+                name = step.specs[0].name
+
+                def advance(n: int, name: str = name) -> None:
+                    nonlocal done
+                    done += n
+                    if progress is not None:
+                        progress(done, total, name)
+
+                report = step.run(source, writer, advance)
+                reports += [report] if report is not None else []
+        config = json.loads(found[METADATA_KEY]) if found else None
+        return Conversion(out, tuple(reports), source.nbytes, total, config)
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Say of a refusal which layer it is about."""
+    try:
+        yield
+    except ProblemError as error:
+        raise ProblemError(str(error) if str(error).startswith(name) else f"{name}: {error}") from error
+
+
+def _is_weight(info: TensorInfo) -> bool:
+    return info.dtype in FLOATS and len(info.shape) == 2
+
+
+def _fits(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _check_out(source: TensorSource, out: Path) -> None:
+    if out.suffix != SUFFIX:
+        raise ProblemError(f"out: expected a file {SUFFIX}, got {out}")
+    if out.exists() and any(out.samefile(path) for path in source.paths):
+        raise ProblemError(f"out: expected another file than the source, got {out}")

@@ -1,0 +1,61 @@
+"""Arrays in files: ``x.npy``, and ``model.safetensors:tensor`` through `checkpoint`, which knows FP8."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..checkpoint import TensorSource, TensorSpec, TensorWriter
+from ..errors import ProblemError
+
+_SUFFIX = ".safetensors"
+
+
+def load(where: str) -> Any:
+    """The array of ``file.npy`` (mapped, not read) or ``file.safetensors:tensor``.
+
+    The tensor's name may be left out where the file holds only one.
+    """
+    path, tensor = split(where)
+    if path.suffix == _SUFFIX:
+        with TensorSource(path) as source:
+            return source.read(_chosen(path, tensor, list(source)))
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        raise ProblemError(f"{path}: {error}") from error
+
+
+def save(where: str, array: Any) -> None:
+    """Write an array, as `load` reads it."""
+    path, tensor = split(where)
+    if path.suffix == _SUFFIX:
+        spec = TensorSpec.of(tensor or "d", array.dtype.name, array.shape)
+        with TensorWriter(path, [spec]) as writer:
+            writer.write(spec.name, array)
+    else:
+        np.save(path, array, allow_pickle=False)
+
+
+def split(where: str) -> tuple[Path, str | None]:
+    """File and tensor.
+
+    >>> split("model.safetensors:layers.0.weight")[1]
+    'layers.0.weight'
+    """
+    file, colon, tensor = where.partition(f"{_SUFFIX}:")
+    path = Path(file + _SUFFIX if colon else file)
+    if path.suffix not in (".npy", _SUFFIX):
+        raise ProblemError(f"{where}: expected FILE.npy or FILE.safetensors:TENSOR")
+    return path, tensor or None
+
+
+def _chosen(path: Path, tensor: str | None, names: list[str]) -> str:
+    if tensor is None and len(names) == 1:
+        return names[0]
+    if tensor in names:
+        return str(tensor)
+    few = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    raise ProblemError(f"{path}: expected :TENSOR, one of {few}; got {tensor or 'none'}")

@@ -1,0 +1,147 @@
+"""``dgnumba gemm A B -o D``: one product of arrays in files."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+import dgnumba
+
+from ..dtypes import DTYPES
+from ..errors import ProblemError
+from . import files, gpu
+from .show import Step, console, duration, progress, size, speed
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_SLAB = 512  # rows that are worked on between two movements of the bar; a multiple of 128
+
+
+class Place(StrEnum):
+    """Where the product is made."""
+
+    cuda = "cuda"
+    host = "host"
+    emulator = "emulator"
+
+
+class OutType(StrEnum):
+    """Element types of D."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+@dataclass(frozen=True)
+class _Input:
+    """One operand: quantized, what it was before (None: it was quantized already), and a line about it."""
+
+    q: Any
+    original: Any
+    about: str
+
+
+def gemm(
+    a: Annotated[str, typer.Argument(metavar="A", help="[M,K], in FILE.npy or FILE.safetensors:TENSOR; floats are quantized")],
+    b: Annotated[str, typer.Argument(metavar="B", help="[N,K], likewise")],
+    output: Annotated[str | None, typer.Option("-o", "--output", metavar="FILE", help="where D goes; without it only the report")] = None,
+    sfa: Annotated[str | None, typer.Option(metavar="FILE", help="scales of an A that is FP8 already, [M, K/128]")] = None,
+    sfb: Annotated[str | None, typer.Option(metavar="FILE", help="scales of a B that is FP8 already, [N/128, K/128]")] = None,
+    dtype: Annotated[OutType, typer.Option(help="of D; .npy holds float32 only")] = OutType.float32,
+    on: Annotated[Place | None, typer.Option(help="where; by default the GPU if there is one, else the host")] = None,
+    check: Annotated[bool, typer.Option(help="compare every element with float64 and its error bound")] = True,
+) -> None:
+    """D = A @ B.T, with A [M,K] scaled per 1x128 and B [N,K] per 128x128."""
+    out = console()
+    if output is not None and files.split(output)[0].suffix == ".npy" and dtype is OutType.bfloat16:
+        raise ProblemError("dtype: expected float32 for a .npy file, which cannot hold bfloat16, got bfloat16; write FILE.safetensors:d")
+    place = on or (Place.host if gpu.missing() else Place.cuda)
+    if place is Place.cuda and (why := gpu.missing()) is not None:
+        raise ProblemError(f"on: expected host or emulator here, got cuda: {why}")
+    left, right = _read("A", a, sfa, 1), _read("B", b, sfb, 128)
+    if left.q.shape[1] != right.q.shape[1]:
+        hint = "; B is [N, K]: transposed?" if left.q.shape[1] == right.q.shape[0] else ""
+        raise ProblemError(f"B: expected [N, {left.q.shape[1]}] (K as in A), got {list(right.q.shape)}{hint}")
+    out.print(left.about)
+    out.print(right.about)
+    d, took = multiply(left.q, right.q, place.value, dtype.value)
+    flops = 2 * left.q.shape[0] * right.q.shape[0] * left.q.shape[1]
+    out.print(f"D  {dtype.value} {list(d.shape)}: {duration(took)} on {_WHERE[place]}, {speed(flops, took)}")
+    if output is not None:
+        files.save(output, d)
+        out.print(f"   written to {output}")
+    if check and not _is_right(left, right, d, place.value):
+        raise typer.Exit(1)
+
+
+_WHERE = {Place.cuda: "the GPU (kernel time, median, L2 flushed)", Place.host: "the host", Place.emulator: "the emulator"}
+
+
+def multiply(a: Any, b: Any, place: str, dtype: str) -> tuple[Any, float]:
+    """``a @ b.T`` as a NumPy array, and how long it took in seconds."""
+    kind = DTYPES[dtype]
+    if place == "cuda":
+        from ..xp import empty
+
+        x, y = gpu.to_gpu(a), gpu.to_gpu(b)
+        d = empty((a.shape[0], b.shape[0]), kind, x.data)
+        return gpu.to_host(dgnumba.fp8_gemm_nt(x, y, d), kind), gpu.seconds(lambda: dgnumba.fp8_gemm_nt(x, y, d))
+    d = np.empty((a.shape[0], b.shape[0]), kind.numpy)
+    begin = time.perf_counter()
+    with progress(f"multiply ({place})") as step:
+        slab = _SLAB if place == "host" else len(d)
+        for first in range(0, len(d), max(slab, 1)):
+            rows = slice(first, first + slab)
+            dgnumba.fp8_gemm_nt((a.data[rows], a.scale[rows]), b, d[rows], on=place)  # type: ignore[arg-type]
+            step(min(rows.stop, len(d)), len(d))
+    return d, time.perf_counter() - begin
+
+
+def _is_right(left: _Input, right: _Input, d: Any, place: str) -> bool:
+    from ..report import verify
+
+    originals = None if left.original is None or right.original is None else (left.original, right.original)
+    with progress("check against float64") as step:
+        verdict = verify(left.q, right.q, d, on=place, originals=originals, progress=step)
+    console().print(f"   {verdict}")
+    if verdict.quantization is not None:
+        price = 100 * verdict.quantization
+        console().print(f"   against the product of the unquantized files: {price:.2g} % off, which is the price of FP8")
+    return verdict.is_right
+
+
+def _read(name: str, where: str, scales: str | None, rows: int) -> _Input:
+    x = files.load(where)
+    if x.ndim != 2:
+        raise ProblemError(f"{name}: expected a matrix, got {list(x.shape)} in {where}")
+    kind, sf = x.dtype.name, f"sf{name.lower()}"
+    about = f"{name}  {kind} {list(x.shape)} from {where}"
+    if kind in _FLOATS:
+        if scales is not None:
+            raise ProblemError(f"{sf}: expected none, since {where} holds {kind}, which is quantized here; got {scales}")
+        begin = time.perf_counter()
+        with progress(f"quantize {name}") as step:
+            q = _quantize(x, rows, step)
+        took = time.perf_counter() - begin
+        nbytes = q.data.nbytes + q.scale.nbytes
+        return _Input(q, x, f"{about}, quantized to e4m3, one scale per {rows}x128: {size(nbytes)}, {duration(took)}")
+    if scales is None:
+        raise ProblemError(f"{sf}: expected --{sf} FILE for the scales of {where}, which holds {kind}; got none")
+    q = dgnumba.QTensor(x, np.ascontiguousarray(files.load(scales)), DTYPES["float8_e4m3fn"], (rows, 128))
+    return _Input(q, None, f"{about}, scales from {scales}")
+
+
+def _quantize(x: Any, rows: int, step: Step) -> Any:
+    """In slabs of rows, so that a mapped file is read as it is used."""
+    cast = dgnumba.per_token_cast_to_fp8 if rows == 1 else dgnumba.per_block_cast_to_fp8
+    if not len(x):
+        return cast(x)
+    parts = []
+    for first in range(0, len(x), _SLAB):
+        parts.append(cast(x[first : first + _SLAB]))
+        step(min(first + _SLAB, len(x)), len(x))
+    return dgnumba.QTensor(np.concatenate([p.data for p in parts]), np.concatenate([p.scale for p in parts]), parts[0].dtype, (rows, 128))

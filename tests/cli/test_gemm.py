@@ -1,0 +1,134 @@
+"""``dgnumba gemm``: the right product in the file, a true report, and one plain line for whatever is refused."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import dgnumba
+from dgnumba.cli import gpu
+from dgnumba.cli.files import load
+from dgnumba.testing import assert_bits_equal, exact_problem
+
+M, N, K = 33, 130, 300
+
+
+@pytest.fixture(autouse=True)
+def on_a_machine_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(gpu, "missing", lambda: "none is here")
+
+
+@pytest.fixture
+def inputs(tmp_path, rng):
+    x, w = rng.standard_normal((M, K)), rng.standard_normal((N, K)).astype(np.float32)
+    np.save(tmp_path / "a.npy", x.astype(np.float16))
+    save_file({"w": w.astype(ml_dtypes.bfloat16), "other": w[:2]}, tmp_path / "b.safetensors")
+    return tmp_path / "a.npy", f"{tmp_path}/b.safetensors:w"
+
+
+def expected(inputs, dtype):
+    a, b = (load(str(x)) for x in inputs)
+    d = np.empty((M, N), dtype)
+    return dgnumba.fp8_gemm_nt(dgnumba.per_token_cast_to_fp8(a), dgnumba.per_block_cast_to_fp8(b), d, on="host")
+
+
+def test_float_files_are_quantized_multiplied_and_checked(run, inputs, tmp_path):
+    code, out, err = run("gemm", *inputs, "-o", tmp_path / "d.npy")
+    assert (code, err) == (0, "")
+    assert_bits_equal(np.load(tmp_path / "d.npy"), expected(inputs, np.float32))
+    assert f"right: all {M * N} elements within their error bound" in out
+    assert "unquantized files" in out
+
+
+def test_bfloat16_goes_to_a_safetensors_file(run, inputs, tmp_path):
+    code, _, _ = run("gemm", *inputs, "-o", f"{tmp_path}/d.safetensors:y", "--dtype", "bfloat16")
+    assert code == 0
+    assert_bits_equal(load_file(tmp_path / "d.safetensors")["y"], expected(inputs, ml_dtypes.bfloat16))
+
+
+def test_the_emulator_makes_the_same_product(run, tmp_path, rng):
+    case = exact_problem(rng, 16, 16, 256)
+    arguments = files_of(tmp_path, case)
+    code, out, err = run("gemm", *arguments, "--on", "emulator", "-o", tmp_path / "d.npy")
+    assert (code, err) == (0, "")
+    want = np.empty((16, 16), np.float32)
+    dgnumba.fp8_gemm_nt(case.a, case.b, want, on="host")
+    assert_bits_equal(np.load(tmp_path / "d.npy"), want)
+
+
+def files_of(folder, case):
+    """The arguments for operands that are FP8 already, as a checkpoint holds them."""
+    save_file({"a": case.a.data, "sfa": case.a.scale, "w": case.b.data, "w_scale_inv": case.b.scale}, folder / "m.safetensors")
+    m = f"{folder}/m.safetensors"
+    return [f"{m}:a", f"{m}:w", "--sfa", f"{m}:sfa", "--sfb", f"{m}:w_scale_inv"]
+
+
+def test_fp8_files_come_with_their_scales(run, tmp_path, rng):
+    case = exact_problem(rng, M, N, K)
+    code, out, _ = run("gemm", *files_of(tmp_path, case), "-o", tmp_path / "d.npy")
+    assert code == 0
+    want = np.empty((M, N), np.float32)
+    assert_bits_equal(np.load(tmp_path / "d.npy"), dgnumba.fp8_gemm_nt(case.a, case.b, want, on="host"))
+    assert "float8_e4m3fn" in out
+    assert "unquantized" not in out
+
+
+def test_a_wrong_product_is_reported_and_exits_1(run, inputs, monkeypatch):
+    right = dgnumba.fp8_gemm_nt
+
+    def wrong(a, b, d, **options):
+        right(a, b, d, **options)
+        d[-1, -1] *= 2
+        return d
+
+    monkeypatch.setattr(dgnumba, "fp8_gemm_nt", wrong)
+    code, out, _ = run("gemm", *inputs)
+    assert code == 1
+    assert f"WRONG: 1 of {M * N} elements are outside their error bound, first at [32, 129]" in out
+
+
+def test_no_check_reports_no_verdict(run, inputs):
+    code, out, _ = run("gemm", *inputs, "--no-check")
+    assert code == 0
+    assert "right" not in out
+
+
+@pytest.mark.parametrize("extents", [(0, 5, 128), (5, 0, 128), (5, 7, 0)])
+def test_empty_files_give_an_empty_or_zero_product(run, tmp_path, extents):
+    m, n, k = extents
+    np.save(tmp_path / "a.npy", np.ones((m, k), np.float32))
+    np.save(tmp_path / "b.npy", np.ones((n, k), np.float32))
+    code, _, err = run("gemm", tmp_path / "a.npy", tmp_path / "b.npy", "-o", tmp_path / "d.npy")
+    assert (code, err) == (0, "")
+    assert np.array_equal(np.load(tmp_path / "d.npy"), np.zeros((m, n), np.float32))
+
+
+def refusals(folder):
+    np.save(folder / "t.npy", np.ones((K, N), np.float32))
+    np.save(folder / "v.npy", np.ones(K, np.float32))
+    np.save(folder / "u.npy", np.ones((M, K), np.uint8))
+    a, b = f"{folder}/a.npy", f"{folder}/b.safetensors:w"
+    return {
+        "no such file": ([f"{folder}/none.npy", b], "No such file"),
+        "transposed": ([a, f"{folder}/t.npy"], "B: expected [N, 300] (K as in A), got [300, 130]; B is [N, K]: transposed?"),
+        "a vector": ([a, f"{folder}/v.npy"], "B: expected a matrix, got [300]"),
+        "bytes without scales": ([f"{folder}/u.npy", b], "sfa: expected --sfa FILE"),
+        "scales of a float": ([a, b, "--sfa", a], "sfa: expected none"),
+        "scales of a wrong shape": ([f"{folder}/u.npy", b, "--sfa", f"{folder}/t.npy"], "scale: expected float32 [33, 3]"),
+        "bfloat16 in npy": ([a, b, "-o", f"{folder}/d.npy", "--dtype", "bfloat16"], "cannot hold bfloat16"),
+        "no GPU": ([a, b, "--on", "cuda"], "on: expected host or emulator here, got cuda: none is here"),
+    }
+
+
+KINDS = ["no such file", "transposed", "a vector", "bytes without scales", "scales of a float", "scales of a wrong shape"]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "bfloat16 in npy", "no GPU"])
+def test_a_refusal_is_one_plain_line_and_exit_code_2(run, inputs, tmp_path, kind):
+    arguments, words = refusals(tmp_path)[kind]
+    code, _, err = run("gemm", *arguments)
+    assert code == 2
+    assert err.count("\n") == 1
+    assert err.startswith("dgnumba: ")
+    assert words in err
+    assert not (tmp_path / "d.npy").exists()

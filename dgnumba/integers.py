@@ -209,22 +209,23 @@ def _rest(name: str, cls: type[_Unsigned], function: Callable[[Any, Any], Any], 
     return operate
 
 
-def _written_out(text: str, **names: Any) -> Any:
+def _written_out(text: str, name: str, cls: type[_Unsigned], rest: Any) -> Any:
+    names = {"cls": cls, "mask": cls.mask, "bits": cls.bits, "made": cls.made, "index": index, "rest": rest}
     exec(text, names)
-    return names["operate"]
+    operate: Any = names["operate"]
+    operate.__name__, operate.__qualname__, operate.__module__ = f"__{name}__", f"{cls.__name__}.__{name}__", __name__
+    return operate
 
 
 def _give_operators(cls: type[_Unsigned]) -> None:
-    common = {"cls": cls, "mask": cls.mask, "bits": cls.bits, "made": cls.made, "index": index}
     for name, number in OPERATORS.items():
         function = pow if name == "pow" else getattr(operator, f"__{name}__")
         for reflected, (x, y) in ((False, "xy"), (True, "yx")):
-            rest = _rest(name, cls, function, reflected)
-            operate = _written_out(_OPERATOR.format(x=x, y=y, number=number), rest=rest, **common)
-            setattr(cls, f"__{'r' * reflected}{name}__", operate)
+            method, text = "r" * reflected + name, _OPERATOR.format(x=x, y=y, number=number)
+            setattr(cls, f"__{method}__", _written_out(text, method, cls, _rest(name, cls, function, reflected)))
     for name, symbol in COMPARISONS.items():
         rest = _rest(name, cls, getattr(operator, name), reflected=False)
-        setattr(cls, f"__{name}__", _written_out(_COMPARISON.format(symbol=symbol), rest=rest, **common))
+        setattr(cls, f"__{name}__", _written_out(_COMPARISON.format(symbol=symbol), name, cls, rest))
 
 
 for _cls in (u32, u64):

@@ -31,6 +31,8 @@ def llvm_text(function, *argtypes):
 def compiled(function, *argtypes):
     """`function(out, *args)` as an ordinary callable: out an array of uint64, the arguments integers of the widths of `argtypes`."""
     text = llvm_text(function, *argtypes)
+    if " asm " in text:
+        raise ValueError("a function with PTX in it cannot run on this machine's processor")
     module = llvm.parse_assembly("\n".join(line for line in text.splitlines() if not line.startswith("target ")))
     machine = llvm.Target.from_default_triple().create_target_machine()
     engine = llvm.create_mcjit_compiler(module, machine)

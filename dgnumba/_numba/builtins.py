@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from numba import cuda
-from numba.core.errors import TypingError
 from numba.cuda import cudadecl, types
+from numba.cuda.core.errors import TypingError
 from numba.cuda.cudadecl import registry as typing_registry
 from numba.cuda.printimpl import print_item
 from numba.cuda.typing.builtins import NumberClassAttribute

@@ -19,7 +19,7 @@ from ..integers import u32, u64
 from .integers import NUMBA_TYPE, UnsignedType
 from .tensor_map import TOKEN, TensorMapType
 
-_SCALAR = {int: types.int64, float: types.float64, bool: types.boolean, **NUMBA_TYPE}
+_SCALAR: dict[Any, Any] = {int: types.int64, float: types.float64, bool: types.boolean, **NUMBA_TYPE}
 _lock = threading.RLock()
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba.core.errors import TypingError
 from numba.cuda import types
+from numba.cuda.core.errors import TypingError
 from numba.cuda.cudadecl import registry as typing_registry
 from numba.cuda.cudaimpl import lower
 from numba.cuda.cudaimpl import registry as impl_registry

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.core.errors import TypingError
 from numba.cuda import types
+from numba.cuda.core.errors import TypingError
 from numba.cuda.cudadecl import registry as typing_registry
 from numba.cuda.cudaimpl import lower
 from numba.cuda.typing.templates import AbstractTemplate, signature
@@ -31,7 +31,8 @@ def _accept(kind: str, ty: Any) -> Any:
         return ty if isinstance(ty, (types.IntegerLiteral, types.BooleanLiteral)) else None
     ty = types.unliteral(ty)
     if kind in ("u32", "u64"):
-        return SCALAR[kind] if isinstance(ty, (UnsignedType, types.Integer)) else None
+        fits = isinstance(ty, types.Integer) or (isinstance(ty, UnsignedType) and ty.bits <= SCALAR[kind].bits)
+        return SCALAR[kind] if fits else None
     if kind == "f32":
         return types.float32 if isinstance(ty, types.Float) else None
     if kind == "bool":
@@ -61,7 +62,7 @@ def _result_type(operation: Any, sig_args: list[Any]) -> Any:
 def register(operation: Any) -> None:
     """Type and lower `operation.function` in Numba."""
 
-    class Template(AbstractTemplate):  # type: ignore[misc]
+    class Template(AbstractTemplate):
         key = operation.function
         prefer_literal = True
 
@@ -118,8 +119,8 @@ class _Hole(str):
 
     items: tuple[str, ...] = ()
 
-    def __getitem__(self, index: Any) -> str:  # type: ignore[override]
-        return self.items[index]
+    def __getitem__(self, index: Any) -> str:
+        return str(self.items[index])
 
     @property
     def count(self) -> int:  # type: ignore[override]

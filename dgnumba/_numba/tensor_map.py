@@ -25,7 +25,7 @@ class TensorMapType(types.Type):
 
 
 @register_model(TensorMapType)
-class _TensorMapModel(models.PrimitiveModel):  # type: ignore[misc]
+class _TensorMapModel(models.PrimitiveModel):
     def __init__(self, dmm: Any, fe_type: TensorMapType) -> None:
         super().__init__(dmm, fe_type, ir.ArrayType(ir.IntType(64), 16))
 

@@ -185,7 +185,9 @@ def build() -> types.ModuleType:
     cupy.ndarray = ndarray  # type: ignore[attr-defined]
     for name in "uint8 uint16 int32 uint32 int64 uint64 float16 float32 float64".split():
         setattr(cupy, name, getattr(np, name))
-    for name in "ascontiguousarray abs maximum minimum where take clip nonzero broadcast_to rint floor ceil argwhere argsort empty_like".split():
+    for (
+        name
+    ) in "ascontiguousarray abs maximum minimum where take clip nonzero broadcast_to rint floor ceil argwhere argsort empty_like".split():
         setattr(cupy, name, _function(name))
     cupy.asarray = _asarray  # type: ignore[attr-defined]
     cupy.arange = lambda *a, **k: ndarray.of(np.arange(*a, **k))  # type: ignore[attr-defined]

@@ -112,7 +112,7 @@ class SmemDescriptor:
 
 
 @device_function
-def low_word(address: u32) -> u32:
+def low_word(address: u32) -> Any:
     """Bits 31..0 of the descriptor of the tile at shared `address` (leading dimension 16 bytes: without meaning when swizzled)."""
     # NOTE: in a cluster a shared address carries the CTA's rank in its high bits; only the low 18 are the tile's place.
     return u32((address & 0x3FFFF) >> 4 | 0x10000)

@@ -3,10 +3,9 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from cases import plan
 from hypothesis import given
 from hypothesis import strategies as st
-
-from cases import plan
 
 from dgnumba import api
 from dgnumba.layouts.descriptors import TensorMap

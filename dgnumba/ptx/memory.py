@@ -286,18 +286,18 @@ def store_global_u8_if(condition: bool, address: u64, value: u32) -> None:
         cta().gmem.store(address, bytes([int(value) & 0xFF]))
 
 
-@op("st.shared.v4.f32 [{address}], {values};")
-def store_shared_v4_f32(address: u32, values: Fragment(4)) -> None:
+@op("st.shared.v4.f32 [{address}], {{{x0}, {x1}, {x2}, {x3}}};")
+def store_shared_v4_f32(address: u32, x0: f32, x1: f32, x2: f32, x3: f32) -> None:
     """st.shared.v4.f32 - store four float32.
 
     PTX:       ISA 9.0, "st"
     Scope:     thread
-    Args:      address  u32  shared address, 16-byte aligned
-               values   four float32
+    Args:      address         u32  shared address, 16-byte aligned
+               x0, x1, x2, x3  float32
     Returns:   nothing
     Emulates:  exactly
     """
-    cta().smem.store(address, np.array([np.float32(v) for v in values], np.float32).tobytes())
+    cta().smem.store(address, np.array([x0, x1, x2, x3], np.float32).tobytes())
 
 
 @op("ld.shared.v4.f32 {out}, [{address}];")

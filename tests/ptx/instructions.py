@@ -33,7 +33,7 @@ IMMEDIATE = {"thread.setmaxnreg_dec": "40", "thread.setmaxnreg_inc": "232", "fra
 GOOD = {
     "u32": ("a", "b", "i0", "i1", "i2", "i3", "i4", "i5"),
     "u64": ("q", "q"),
-    "f32": ("f0", "f1", "f2"),
+    "f32": ("f0", "f1", "f2", "f3"),
     "bool": ("(a < b)",),
     "fragment": ("frag", "frag", "frag"),
     "registers": ("regs",),
@@ -48,7 +48,6 @@ SINKS = {
     "bool": "    memory.store_shared_u32(sink, u32({r}))",
     "registers": "    memory.store_global_v4_if(a < b, q, {r})",
     "fragment": "    memory.store_shared_f32(sink, {r}[0] + {r}[1])",
-    "same": "    memory.store_shared_f32(sink, {r}[0] + {r}[1])",
 }
 
 ARRAY = np.zeros(16, np.float32)
@@ -70,13 +69,15 @@ def kernel_of(names, **spoiled):
     """A kernel `(tmap, array, a, b, sink, q, f)` that calls these operations one after another and keeps what they return."""
     lines = ["def kernel(tmap, array, a, b, sink, q, f0):"]
     lines += [f"    i{i} = a + {16 * i + 16}" for i in range(6)]
-    lines += ["    f1 = memory.load_shared_f32(a)", "    f2 = memory.load_shared_f32(b)"]
+    lines += ["    f1 = memory.load_shared_f32(a)", "    f2 = memory.load_shared_f32(b)", "    f3 = memory.load_shared_f32(a + 4)"]
     lines += ["    regs = memory.load_shared_v4(a)", "    frag = fragment.promote(fragment.zero(8), fragment.zero(8), (f0, f1))"]
     for number, name in enumerate(names):
         operation = CALLABLE[name]
         call = f"{name}({arguments(operation, **spoiled)})"
         kind = operation.result if isinstance(operation.result, str) else operation.result and operation.result[0]
         lines.append(f"    {call}" if kind is None else f"    r{number} = {call}")
+        if kind == "same":
+            kind = operation.params[operation.tied_index][1]
         if kind is not None:
             lines.append(SINKS[kind].format(r=f"r{number}"))
     namespace = {**FAMILIES, "u32": u32, "u64": u64, "np": np}

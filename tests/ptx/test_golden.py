@@ -15,7 +15,8 @@ pytestmark = pytest.mark.skipif(not _numba.HAVE_NUMBA_CUDA or find_ptxas() is No
 R, RD, F, P = r"%r\d+", r"%rd\d+", r"%f\d+", r"\w+"
 _TENSOR = r"cp\.async\.bulk\.tensor\.{d}\.shared::cluster\.global\.mbarrier::complete_tx::bytes"
 _TO_GLOBAL = r"cp\.async\.bulk\.tensor\.{d}\.global\.shared::cta\.bulk_group"
-_IF = rf"setp\.ne\.b32 p, {R}, 0; @p "
+_IF_FIRST = rf"setp\.ne\.b32 p, {R}, 0; "
+_IF = _IF_FIRST + "@p "
 
 # Written from the PTX ISA, not from the declarations; `{r}` etc. are registers.
 GOLDEN = {
@@ -25,9 +26,19 @@ GOLDEN = {
     "barrier.fence_mbarrier_init": r"fence\.mbarrier_init\.release\.cluster;",
     "barrier.fence_proxy_async": r"fence\.proxy\.async\.shared::cta;",
     "barrier.sync": rf"bar\.sync {R}, {R};",
+    "convert.add": rf"add\.rn\.f32 {F}, {F}, {F};",
+    "convert.bf16x2_to_f32x2": rf"shl\.b32 t, {R}, 16; mov\.b32 {F}, t; and\.b32 t, {R}, 0xffff0000; mov\.b32 {F}, t;",
+    "convert.bits_to_f32": rf"mov\.b32 {F}, {R};",
+    "convert.divide": rf"div\.rn\.f32 {F}, {F}, {F};",
+    "convert.f16x2_to_f32x2": rf"mov\.b32 {{low, high}}, {R}; cvt\.f32\.f16 {F}, low; cvt\.f32\.f16 {F}, high;",
+    "convert.f32_to_bits": rf"mov\.b32 {R}, {F};",
     "convert.f32x2_to_bf16x2": rf"cvt\.rn\.bf16x2\.f32 {R}, {F}, {F};",
     "convert.f32x2_to_f16x2": rf"cvt\.rn\.f16x2\.f32 {R}, {F}, {F};",
+    "convert.f32x4_to_e4m3x4": rf"cvt\.rn\.satfinite\.e4m3x2\.f32 low, {F}, {F}; cvt\.rn\.satfinite\.e4m3x2\.f32 high, {F}, {F}; "
+    rf"mov\.b32 {R}, {{low, high}};",
     "convert.fma": rf"fma\.rn\.f32 {F}, {F}, {F}, {F};",
+    "convert.forget": r"// forget",
+    "convert.max_magnitude": rf"abs\.f32 t, {F}; max\.NaN\.f32 {F}, {F}, t;",
     "fragment.promote": rf"fma\.rn\.f32 {F}, {F}, {F}, {F};",
     "fragment.promote_columns": rf"mul\.(?:rn\.)?f32 {F}, {F}, {F};",
     "fragment.zero": r"",
@@ -47,14 +58,21 @@ GOLDEN = {
     "memory.load_cluster_f32": rf"ld\.shared::cluster\.f32 {F}, \[{R}\];",
     "memory.load_shared_v2_f32": rf"ld\.shared\.v2\.f32 {{{F}, {F}}}, \[{R}\];",
     "memory.store_global_bf16_if": rf"setp\.ne\.b32 p, {R}, 0; cvt\.rn\.bf16\.f32 half, {F}; @p st\.global\.b16 \[{RD}\], half;",
+    "memory.load_global_u16_if": rf"{_IF_FIRST}.reg \.b16 half; mov\.b16 half, 0; @p ld\.global\.b16 half, \[{RD}\]; cvt\.u32\.u16 {R}, half;",
+    "memory.load_global_u32_if": rf"{_IF_FIRST}mov\.b32 {R}, 0; @p ld\.global\.b32 {R}, \[{RD}\];",
+    "memory.load_global_v4_if": rf"{_IF_FIRST}(mov\.b32 {R}, 0; ){{4}}@p ld\.global\.v4\.b32 {{{R}, {R}, {R}, {R}}}, \[{RD}\];",
     "memory.load_shared_f32": rf"ld\.shared\.f32 {F}, \[{R}\];",
     "memory.load_shared_u32": rf"ld\.shared\.b32 {R}, \[{R}\];",
     "memory.load_shared_v4": rf"ld\.shared\.v4\.b32 {{{R}, {R}, {R}, {R}}}, \[{R}\];",
+    "memory.load_shared_v4_f32": rf"ld\.shared\.v4\.f32 {{{F}, {F}, {F}, {F}}}, \[{R}\];",
     "memory.shared_address": rf"cvta\.to\.shared\.u64 t, {RD}; cvt\.u32\.u64 {R}, t;",
     "memory.store_global_f32_if": rf"{_IF}st\.global\.f32 \[{RD}\], {F};",
+    "memory.store_global_u32_if": rf"{_IF}st\.global\.b32 \[{RD}\], {R};",
+    "memory.store_global_u8_if": rf"{_IF_FIRST}.reg \.b16 byte; cvt\.u16\.u32 byte, {R}; @p st\.global\.b8 \[{RD}\], byte;",
     "memory.store_global_v2_f32_if": rf"{_IF}st\.global\.v2\.f32 \[{RD}\], {{{F}, {F}}};",
     "memory.store_global_v4_if": rf"{_IF}st\.global\.v4\.b32 \[{RD}\], {{{R}, {R}, {R}, {R}}};",
     "memory.store_shared_f32": rf"st\.shared\.f32 \[{R}\], {F};",
+    "memory.store_shared_v4_f32": rf"st\.shared\.v4\.f32 \[{R}\], {{{F}, {F}, {F}, {F}}};",
     "memory.store_shared_u32": rf"st\.shared\.b32 \[{R}\], {R};",
     "thread.cluster_ctarank": rf"mov\.u32 {R}, %cluster_ctarank;",
     "thread.griddepcontrol_launch_dependents": r"griddepcontrol\.launch_dependents;",

@@ -115,7 +115,14 @@ def test_store_is_the_inverse_of_load_and_clips_by_whole_chunks(case: tuple, pol
         tma.commit()
         tma.wait(0)
 
-    launch(kernel, TensorMap.of(source, box, swizzle=swizzle), TensorMap.of(target, box, swizzle=swizzle), threads=1, policy=policy, arrays=[frame])
+    launch(
+        kernel,
+        TensorMap.of(source, box, swizzle=swizzle),
+        TensorMap.of(target, box, swizzle=swizzle),
+        threads=1,
+        policy=policy,
+        arrays=[frame],
+    )
     stored = np.zeros(frame.shape, bool)
     stored[tuple(slice(max(s, 0), max(s + b, 0)) for s, b in zip(reversed(start), reversed(box)))] = True
     right = np.zeros(frame.shape, np.uint8)  # behind the tensor's rows, as far as the chunk goes: the zeros that the load filled in

@@ -4,7 +4,8 @@ All 33 terms are aligned to the largest exponent E among them and truncated towa
 are added exactly; the sum is truncated toward zero to 13 fraction bits of its own exponent. A product's exponent is the sum of its factors'
 exponents, so its significand lies in [1, 4); a subnormal factor has the exponent of the smallest normal number.
 
-This is the model published for Hopper's wgmma; whether it holds bit for bit on the GPU at hand is for a probe there to say.
+This is the model published for Hopper's wgmma. For e4m3 it holds bit for bit on an H200: 10,584 tiles of 64 x 128 x 128, 86.7 million elements, none
+different (2026-11-29, bench/probe_tensor_core.py, bench/results/tensor_core_h200.json). e5m2 has not been probed.
 """
 
 from __future__ import annotations

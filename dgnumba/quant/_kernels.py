@@ -91,6 +91,23 @@ def float_codes(x, gm, gk, inverse, mantissa, lowest, max_code, nan_code, inf_co
             target[c] = np.uint8(code)
 
 
+@_compile
+def e2m1_codes_with_ties_to_zero(x, gm, gk, inverse, out):
+    """Codes of ``x * inverse`` as DeepGEMM makes them."""
+    rows, columns = x.shape
+    factor = np.empty(columns, F32)
+    for r in range(rows):
+        if r % gm == 0:
+            _spread(inverse[r // gm], gk, factor)
+        source, target = x[r], out[r]
+        for c in range(columns):
+            y = F32(source[c] * factor[c])
+            size = abs(y)
+            code = I32(size > F32(0.25)) + I32(size > F32(0.75)) + I32(size > F32(1.25)) + I32(size > F32(1.75))
+            code += I32(size > F32(2.5)) + I32(size > F32(3.5)) + I32(size > F32(5.0))
+            target[c] = np.uint8(code | (I32((y < F32(0)) & (code > 0)) << I32(3)))
+
+
 @njit(nogil=True, inline="always")
 def _whole(y, zero, least, most):
     whole = min(max(np.rint(y) + zero, least), most)

@@ -288,7 +288,7 @@ def _budget(array: Any) -> int:
 def _chunk_maker(view: ArrayView, options: Options) -> Callable[..., Chunk]:
     """The compiled form where it is quicker; a search always takes it on the host, so that size decides nothing."""
     wants = view.array.size >= _COMPILED or options.search
-    if is_device_array(view.array) or options.rounding != "nearest" or not wants:
+    if is_device_array(view.array) or options.rounding == "stochastic" or not wants:
         return Chunk
     from .compiled import CompiledChunk
 

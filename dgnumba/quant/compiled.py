@@ -37,6 +37,13 @@ class CompiledChunk(Chunk):
             mask = np.int32((1 << dtype.bits) - 1)
             _kernels.integer_codes(self.x, self.gm, self.gk, inverse, zeros, np.float32(dtype.min), np.float32(dtype.max), mask, out)
 
+    def codes_with_ties_to_zero(self, scale: Any, dtype: DType) -> Any:
+        """As `Chunk.codes_with_ties_to_zero`."""
+        out = np.empty(self.x.shape, np.uint8)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            _kernels.e2m1_codes_with_ties_to_zero(self.x, self.gm, self.gk, np.float32(1) / scale, out)
+        return out
+
     def squared_error(self, scale: Any, zero: Any, dtype: DType) -> Any:
         """As `Chunk.squared_error`, summed in another order."""
         out = np.zeros(self.blocks)

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from ..arithmetic import fma
 from ..dtypes import DTYPES
 from ..xp import view_bytes
-from ..arithmetic import fma
 
 E4M3, BF16 = DTYPES["float8_e4m3fn"], DTYPES["bfloat16"]
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def plot(found: QuantReport, path: Any = None) -> Any:
-    """A heat map of the blocks' SQNR, a histogram of the share of its bound that each element used, and one of the codes.
+    """A heat map of the blocks' SQNR, a histogram of the share of its bound that each element used, and one of the codes, by their value.
 
     Args:
         found: what `report` gave; of a stack of matrices the rows of blocks stand one below another.
@@ -38,8 +38,11 @@ def plot(found: QuantReport, path: Any = None) -> Any:
     edges = np.linspace(0, 100, len(found.histogram) + 1)
     shares.stairs(found.histogram, edges, fill=True)
     shares.set(title="error", xlabel="% of the element's bound", ylabel="elements", yscale="symlog")
-    codes.bar(np.arange(len(found.codes)), found.codes, width=1.0)
-    codes.set(title="codes", xlabel="code", ylabel="elements", yscale="symlog")
+    order = np.argsort(found.levels, kind="stable")  # NaN last
+    codes.bar(np.arange(len(order)), found.codes[order], width=1.0)
+    ticks = np.linspace(0, len(order) - 1, 5).astype(int)
+    codes.set_xticks(ticks, [f"{found.levels[order[i]]:.2g}" for i in ticks])
+    codes.set(title="codes", xlabel="what the code means, unscaled", ylabel="elements", yscale="symlog")
     figure.suptitle(f"{found.format}\n{found.total}", fontsize=9)
     if path is not None:
         figure.savefig(path, dpi=120)

@@ -101,24 +101,31 @@ class QuantReport:
     clipped        elements
     histogram      elements by the share of their bound that they used, in `BINS` of the same width
     codes          elements by their code
+    levels         what each code means, before it is scaled; NaN for some
     """
 
     format: str
     total: Tally
-    rms_error: Any
-    sqnr_db: Any
-    largest_error: Any
-    bound_used: Any
-    clipped: Any
-    histogram: Any
+    rms_error: Any = field(repr=False)
+    sqnr_db: Any = field(repr=False)
+    largest_error: Any = field(repr=False)
+    bound_used: Any = field(repr=False)
+    clipped: Any = field(repr=False)
+    histogram: Any = field(repr=False)
     codes: Any = field(repr=False)
+    levels: Any = field(repr=False)
+
+    def __str__(self) -> str:
+        """The whole tensor, in two lines; `table` has the worst blocks too."""
+        return f"{self.format}\n{self.total}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Numbers and lists alone, for JSON."""
+        """Numbers and lists alone, for JSON; None for what is infinite (an SQNR without an error) or NaN."""
         total = {each.name: getattr(self.total, each.name) for each in fields(Tally)}
-        total |= {"sqnr_db": self.total.sqnr_db, "mse": self.total.mse, "relative_error": self.total.relative_error}
-        blocks = {name: getattr(self, name).tolist() for name in ("rms_error", "sqnr_db", "largest_error", "bound_used", "clipped")}
-        return {"format": self.format, "total": total, "blocks": blocks, "histogram": self.histogram.tolist(), "codes": self.codes.tolist()}
+        total |= {name: _plain(getattr(self.total, name)) for name in ("sqnr_db", "mse", "relative_error")}
+        blocks = {name: _plain(getattr(self, name)) for name in ("rms_error", "sqnr_db", "largest_error", "bound_used", "clipped")}
+        arrays = {name: _plain(getattr(self, name)) for name in ("histogram", "codes", "levels")}
+        return {"format": self.format, "total": total, "blocks": blocks, **arrays}
 
     def table(self, rows: int = 10) -> str:
         """The whole, and the blocks of the lowest SQNR, as text."""
@@ -168,11 +175,20 @@ def report(x: Any, q: QTensor) -> QuantReport:
         bins = np.minimum(found.used[~found.is_poisoned] * BINS, BINS - 1).astype(np.int64)
         histogram += np.bincount(bins, minlength=BINS)
         codes += np.bincount(part.codes.ravel(), minlength=len(codes))
+    levels = q.dtype.decode(np.arange(len(codes)))
     rms = np.sqrt(sums["squared_error"] / np.maximum(sums["elements"], 1))
     sqnr = decibels(sums["squares"], sums["squared_error"])
     return QuantReport(
-        repr(q), total, rms, sqnr, sums["largest_error"], sums["bound_used"], sums["clipped"].astype(np.int64), histogram, codes
+        repr(q), total, rms, sqnr, sums["largest_error"], sums["bound_used"], sums["clipped"].astype(np.int64), histogram, codes, levels
     )
+
+
+def _plain(x: Any) -> Any:
+    """A number or nested lists of them, None for those that are not finite."""
+    x = np.asarray(x)
+    if x.dtype.kind == "f":
+        x = np.asarray(np.where(np.isfinite(x), x, None))
+    return x.tolist()
 
 
 def decibels(signal: Any, noise: Any) -> Any:

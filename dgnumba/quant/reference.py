@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from ..arithmetic import fma
 from ..dtypes import DTYPES, DType, as_dtype
 from ..errors import ProblemError
 from ..xp import view_bytes
-from ..arithmetic import fma
 from .qtensor import expand
 
 E4M3, F32 = DTYPES["float8_e4m3fn"], DTYPES["float32"]

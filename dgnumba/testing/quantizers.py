@@ -226,6 +226,8 @@ def _rows(case: _Case) -> bool:
 
 def _idempotent(case: _Case) -> bool:
     kind, row = case.q.scale_dtype, case.q.dtype
+    if np.abs(case.values).max(initial=0.0) > DTYPES["float32"].max:
+        return False  # 2^128, to which what is just below it may be rounded
     values = case.q.dequantize()
     if kind is E8M0:
         case.again(values, "idempotent: values of the values", case.values)

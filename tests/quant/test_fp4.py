@@ -8,6 +8,7 @@ from hypothesis.extra import numpy as arrays
 
 from dgnumba.dtypes import DTYPES
 from dgnumba.errors import DTypeError, ProblemError
+from dgnumba.quant import cast as engine
 from dgnumba.quant import cast_back_from_fp4, per_token_cast_to_fp4, quantize
 
 E2M1 = DTYPES["float4_e2m1fn"]
@@ -118,3 +119,15 @@ def test_refusals():
         per_token_cast_to_fp4(np.ones((2, 64), np.float32), gran_k=0)
     with pytest.raises(DTypeError, match=r"packed: expected int8 or uint8 \[m, n / 2\], got int32 \[2, 2\]"):
         cast_back_from_fp4(np.ones((2, 2), np.int32), np.ones((2, 1), np.float32))
+
+
+@both_scales
+def test_the_compiled_form_gives_the_same_bits(use_ue8m0, monkeypatch):
+    rng = np.random.default_rng(0)
+    x = (rng.standard_normal((300, 200)) * np.exp2(rng.integers(-30, 30, (300, 1)))).astype(np.float32)
+    x[0] = rng.integers(-24, 25, 200) * 0.25  # ties
+    x[1, 7], x[2, 9], x[3, 150], x[4] = np.nan, np.inf, -np.inf, -0.0
+    monkeypatch.setattr(engine, "_COMPILED", 1)
+    compiled = per_token_cast_to_fp4(x, use_ue8m0, 48)
+    monkeypatch.setattr(engine, "_COMPILED", x.size + 1)
+    assert_same(compiled, per_token_cast_to_fp4(x, use_ue8m0, 48).codes, per_token_cast_to_fp4(x, use_ue8m0, 48).scales)

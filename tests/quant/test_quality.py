@@ -35,6 +35,7 @@ def test_by_hand():
     assert found.bound_used[0, 0] == pytest.approx(0.5, rel=1e-5) and found.bound_used[0, 1] == pytest.approx(1, rel=1e-5)
     assert np.flatnonzero(found.histogram).tolist() == [0, 24, 49] and found.histogram.sum() == 4
     assert found.codes.tolist() == [1, 1, 1, 0, 0, 0, 0, 1] + [0] * 8
+    assert found.levels.tolist() == [*range(8), *range(-8, 0)]
 
 
 @pytest.mark.parametrize("form", EVERY_FORMAT, ids=name_of)
@@ -85,6 +86,7 @@ def test_nothing_and_no_error():
     assert empty.total.elements == 0 and empty.total.sqnr_db == np.inf and empty.total.mse == 0 and empty.total.relative_error == 0
     zero = report(np.zeros((2, 8), np.float32), quantize(np.zeros((2, 8), np.float32), "int8_row"))
     assert (zero.sqnr_db == np.inf).all() and zero.total.bound_used == 0
+    assert zero.as_dict()["blocks"]["sqnr_db"] == [[None], [None]] and zero.as_dict()["total"]["sqnr_db"] is None
 
 
 def test_what_is_not_finite_is_counted_apart():
@@ -109,7 +111,7 @@ def test_as_data_and_table():
     x = sample()
     x[7, 100:120] *= 50
     found = report(x, quantize(x, "int4_g64"))
-    data = json.loads(json.dumps(found.as_dict()))
+    data = json.loads(json.dumps(found.as_dict(), allow_nan=False))
     assert data["total"]["elements"] == 8000 and data["blocks"]["clipped"] == found.clipped.tolist()
     lines = found.table(rows=3).splitlines()
     assert len(lines) == 6 and lines[0] == found.format and lines[1] == str(found.total)

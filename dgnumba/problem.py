@@ -29,7 +29,9 @@ from .xp import (
 )
 
 E4M3, BF16, F32 = DTYPES["float8_e4m3fn"], DTYPES["bfloat16"], DTYPES["float32"]
-U8, U16 = DTYPES["uint8"], DTYPES["uint16"]
+U8, U16, I32 = DTYPES["uint8"], DTYPES["uint16"], DTYPES["int32"]
+PACKED_SCALES = 4
+"""UE8M0 scales in an int32 (`layouts.ue8m0`)."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ class Operands:
     """The arrays of one checked call, NumPy or CuPy, and the problem that they make.
 
     `a` and `b` are uint8 codes; `d` and `c` are of `problem.d_dtype`, or its bits as uint16 where
-    the array module lacks bfloat16. Strides are the caller's.
+    the array module lacks bfloat16. `sfa` and `sfb` are float32, or int32 words of four UE8M0
+    scales along K. Strides are the caller's.
     """
 
     problem: GemmProblem
@@ -122,8 +125,8 @@ def check_fp8_gemm_nt(
 
     Args:
         a: `QTensor`, or pair of data ``[M,K]`` (e4m3, or its bytes as uint8) and float32 scales
-            ``[M, ceil(K/128)]``.
-        b: the same with data ``[N,K]`` and scales ``[ceil(N/128), ceil(K/128)]``.
+            ``[M, ceil(K/128)]``, or int32 ``[M, ceil(K/512)]``: UE8M0, four to a word.
+        b: the same with data ``[N,K]`` and scales ``[ceil(N/128), ceil(K/128)]`` (int32: ceil(K/512)).
         d: output ``[M,N]``, bfloat16 (or its bits as uint16) or float32, any strides; None: a new
             one of `out_dtype`.
         c: None, or an array of `d`'s shape and type; it may be `d` itself.
@@ -184,14 +187,16 @@ def _operand(name: str, pair: Any) -> tuple[ArrayView, ArrayView]:
         raise DTypeError(f"{name}: expected {E4M3} (or its bytes as uint8), got {data.dtype_name}" + _dtype_hint(data.dtype_name))
     if data.dtype is E4M3:
         data = ArrayView(view_bytes(data.array), *data[1:])
-    if scale.dtype is not F32:
-        raise DTypeError(f"sf{name}: expected float32 scales, got {scale.dtype_name}" + _scale_hint(scale.dtype_name))
+    if scale.dtype is not F32 and scale.dtype is not I32:
+        got = scale.dtype_name + _scale_hint(scale.dtype_name)
+        raise DTypeError(f"sf{name}: expected float32 scales, or int32 of four UE8M0 each, got {got}")
     return data, scale
 
 
 def _is_plain_e4m3(q: Any) -> bool:
     """Whether a QTensor's data and scales are all of it, so that its bytes can be told from nothing else."""
-    return q.dtype is E4M3 and q.scale_dtype is F32 and all(part is None for part in (q.zero_point, q.global_scale, q.g_idx, q.packing))
+    is_known = q.scale_dtype is F32 or q.scale.dtype == np.int32
+    return q.dtype is E4M3 and is_known and all(part is None for part in (q.zero_point, q.global_scale, q.g_idx, q.packing))
 
 
 def _dtype_hint(name: str) -> str:
@@ -205,8 +210,10 @@ def _dtype_hint(name: str) -> str:
 
 
 def _scale_hint(name: str) -> str:
-    if name in ("int32", "uint32"):
-        return "; packed UE8M0 scales are not taken here"
+    if name == "uint32":
+        return "; if these are packed UE8M0 scales, view them so: .view('int32')"
+    if name == "float8_e8m0fnu":
+        return "; convert with .astype('float32')"
     if name.startswith(("float", "bfloat")):
         return "; convert with .astype('float32')"
     return ""
@@ -239,6 +246,9 @@ def _check_granularity(name: str, operand: Any, expected: tuple[int, int]) -> No
 def _check_scale_shape(name: str, data: ArrayView, scale: ArrayView, granularity: tuple[int, int], each: str) -> None:
     shape, got = data.array.shape, scale.array.shape
     expected = scale_shape(shape, granularity)
+    if scale.dtype is I32:
+        expected = (*expected[:-1], -(-expected[-1] // PACKED_SCALES))
+        each = f"four UE8M0 to a word, {each}"
     if got == expected:
         return
     hint = ""
@@ -248,7 +258,8 @@ def _check_scale_shape(name: str, data: ArrayView, scale: ArrayView, granularity
         hint = "; these are one per row: quantize b with per_block_cast_to_fp8"
     elif got == scale_shape(shape, (128, 128)):
         hint = "; these are one per block: quantize a with per_token_cast_to_fp8"
-    raise ProblemError(f"sf{name}: expected float32 {list(expected)} for {name} {list(shape)} ({each}), got float32 {list(got)}{hint}")
+    kind = scale.dtype_name
+    raise ProblemError(f"sf{name}: expected {kind} {list(expected)} for {name} {list(shape)} ({each}), got {kind} {list(got)}{hint}")
 
 
 def _output(name: str, x: Any, shape: tuple[int, int]) -> ArrayView:
@@ -310,6 +321,9 @@ def _check_overlap(d: ArrayView, read: tuple[tuple[str, ArrayView], ...], c: Arr
 
 
 def _check_scales(name: str, scale: Any) -> None:
+    if scale.dtype == np.int32:
+        _check_packed(name, scale)
+        return
     with device_of(scale), np.errstate(invalid="ignore"):
         good = (scale >= 0) & (scale <= F32.max)
         if bool(good.all()):
@@ -319,3 +333,13 @@ def _check_scales(name: str, scale: Any) -> None:
             f"{name}: expected finite scales of 0 or more, got {float(scale[where]):g} "
             f"at {list(where)} ({int((~good).sum())} such of {scale.size})"
         )
+
+
+def _check_packed(name: str, words: Any) -> None:
+    """Byte 255 is UE8M0's NaN; every other is a finite power of two."""
+    with device_of(words):
+        for byte in range(PACKED_SCALES):
+            bad = words >> 8 * byte & 255 == 255
+            if bool(bad.any()):
+                row, word = (int(axis[0]) for axis in namespace(words).nonzero(bad))
+                raise ProblemError(f"{name}: expected finite UE8M0 scales, got byte 255, a NaN, at {[row, PACKED_SCALES * word + byte]}")

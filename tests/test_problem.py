@@ -10,7 +10,7 @@ import pytest
 from dgnumba.dtypes import DTYPES
 from dgnumba.errors import DTypeError, ProblemError
 from dgnumba.problem import GemmProblem, check_fp8_gemm_nt, scale_shape
-from dgnumba.quant import per_block_cast_to_fp8, per_token_cast_to_fp8
+from dgnumba.quant import QTensor, per_block_cast_to_fp8, per_token_cast_to_fp8
 
 M, N, K = 6, 200, 300
 E4M3, BF16 = ml_dtypes.float8_e4m3fn, ml_dtypes.bfloat16
@@ -213,11 +213,20 @@ def test_refuses_other_granularities():
 
 
 @pytest.mark.parametrize("name", ["sfa", "sfb"])
-def test_F15_only_float32_scales(name):
-    expected = f"{name}: expected float32 scales, got "
+def test_F15_only_float32_or_packed_scales(name):
+    expected = f"{name}: expected float32 scales, or int32 of four UE8M0 each, got "
     scale = good()[name]
-    packed = scale.astype(np.int32)
-    refused(DTypeError, expected + "int32; packed UE8M0 scales are not taken", **{name: packed})
+    refused(DTypeError, expected + r"uint32; .*view them so: \.view\('int32'\)", **{name: scale.astype(np.uint32)})
+    rows, blocks = scale.shape
+    words = -(-blocks // 4)
+    wrong = np.zeros((rows, words + 1), np.int32)
+    refused(
+        ProblemError,
+        rf"{name}: expected int32 \[{rows}, {words}\] .*four UE8M0 to a word.*, got int32 \[{rows}, {words + 1}\]",
+        **{name: wrong},
+    )
+    nan = np.full((rows, words), 0x7F7F7FFF, np.int32)
+    refused(ProblemError, rf"{name}: expected finite UE8M0 scales, got byte 255, a NaN, at \[0, 0\]", **{name: nan})
     e8m0 = scale.astype(ml_dtypes.float8_e8m0fnu)
     convert = r"; convert with \.astype\('float32'\)"
     refused(DTypeError, expected + "float8_e8m0fnu" + convert, **{name: e8m0})
@@ -324,3 +333,23 @@ def test_F17_empty_extents_are_legal(m, n, k):
         (np.zeros((n, k), np.uint8), np.ones((-(-n // 128), kb), np.float32)),
     )
     assert operands.problem == GemmProblem(m, n, k) and operands.d.shape == (m, n)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": "float8_e5m2"},  # bytes, which alone would pass for e4m3
+        {"dtype": "int8"},
+        {"zero_point": np.zeros((2, 1), np.uint8)},
+        {"global_scale": np.float32(2)},
+        {"g_idx": np.zeros(128, np.int32)},
+        {"scale": np.ones((2, 1), np.float16)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_qtensor_that_is_more_than_e4m3_and_float32_scales_is_refused(change):
+    parts = {"data": np.zeros((2, 128), np.uint8), "scale": np.ones((2, 1), np.float32), "dtype": "float8_e4m3fn", "granularity": (1, 128)}
+    b = QTensor(np.zeros((128, 128), np.uint8), np.ones((1, 1), np.float32), "float8_e4m3fn", (128, 128))
+    check_fp8_gemm_nt(QTensor(**parts), b)
+    with pytest.raises(DTypeError, match=r"a: expected a QTensor of float8_e4m3fn with float32 scales alone, got QTensor\("):
+        check_fp8_gemm_nt(QTensor(**{**parts, **change}), b)

@@ -16,9 +16,11 @@ import numpy as np
 from cases import DENSE, SWAPPED, plan, run_plan, swapped
 
 import dgnumba.kernels
-from dgnumba import casts, quant
+from dgnumba import emu, quant
 from dgnumba.errors import EmulationError
+from dgnumba.integers import u32, u64
 from dgnumba.kernels import GemmPlan
+from dgnumba.problem import scale_shape
 from dgnumba.quant.reference import exact_integer_reference
 from dgnumba.testing import assert_bits_equal, exact_problem
 
@@ -211,25 +213,57 @@ class Product:
 
 @dataclass(frozen=True)
 class Cast:
-    """A small cast, by the name of its function."""
+    """A small cast to FP8: one scale for each block of `shape`, of 128 x 128 float32."""
 
-    function: str
+    blocks: str
+    shape: tuple[int, int]
 
     def is_likely(self, site: Site) -> bool:
+        """As in `Product`; the three kernels of the casts have one name."""
         return True
 
     def run(self, module: SimpleNamespace, policy: str) -> None:
         """Run it on the module of the cast kernels and compare with the host's."""
-        x = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)
-        real = casts._built
-        casts._built = module.build
-        try:
-            q = getattr(casts, self.function)(x, on="emulator", policy=policy)
-        finally:
-            casts._built = real
-        expected = getattr(quant, self.function)(x)
-        assert_bits_equal(q.scale, expected.scale, self.function)
-        assert_bits_equal(q.codes, expected.codes, self.function)
+        x = np.random.default_rng(0).standard_normal((128, 128)).astype(np.float32)
+        q, scale = np.zeros(x.shape, np.uint8), np.zeros(scale_shape(x.shape, self.shape), np.float32)
+        chosen = module.CastPlan(self.blocks, "float32")
+        args = (x, *x.strides, q, scale, *scale.strides, *x.shape)
+        run_by_address(module, chosen, args, policy, u32s=2)
+        expected = getattr(quant, f"per_{self.blocks}_cast_to_fp8")(x)
+        assert_bits_equal(scale, expected.scale, self.blocks)
+        assert_bits_equal(q, expected.codes, self.blocks)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Scales turned to MN-major."""
+
+    def is_likely(self, site: Site) -> bool:
+        """As in `Product`."""
+        return True
+
+    def run(self, module: SimpleNamespace, policy: str) -> None:
+        """Run it on the module of the moves of scales."""
+        scales = np.random.default_rng(0).random((64, 64)).astype(np.float32)
+        turned = np.zeros((64, 64), np.float32)
+        args = (scales, *scales.strides, turned, turned.strides[0], 0, *scales.shape)
+        run_by_address(module, module.LayoutPlan("turn"), args, policy, u32s=2)
+        assert_bits_equal(turned, np.ascontiguousarray(scales.T))
+
+
+def run_by_address(module: SimpleNamespace, chosen: object, args: tuple, policy: str, u32s: int) -> None:
+    """Step a kernel that takes arrays as addresses; the last `u32s` arguments are u32, all others u64."""
+    built = module.build(chosen)
+    values = [a.ctypes.data if isinstance(a, np.ndarray) else a for a in args]
+    values = [u64(v) for v in values[:-u32s]] + [u32(v) for v in values[-u32s:]]
+    emu.run(
+        built.kernel,
+        module.grid(chosen, *args[-2:]),
+        built.threads,
+        values,
+        policy=policy,
+        arrays=[a for a in args if isinstance(a, np.ndarray)],
+    )
 
 
 TRIALS = {
@@ -248,7 +282,8 @@ TRIALS = {
         Product(swapped(8, 64, block_k=256), 8, 130, 1024, 1),
         Product(swapped(8, 64, block_k=512), 8, 130, 2048, 1),
     ],
-    "smxx_cast": [Cast("per_token_cast_to_fp8"), Cast("per_block_cast_to_fp8"), Cast("per_channel_cast_to_fp8")],
+    "smxx_cast": [Cast("block", (128, 128)), Cast("channel", (128, 1)), Cast("token", (1, 128))],
+    "smxx_layout": [Turn()],
 }
 """A kernel's module -> small runs of it that between them come to every branch."""
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import DTYPES
-from ..emu import Fragment as Held
 from ..ptx import Fragment, Registers, convert, f32, memory, select, u32, u64, unrolled
 
 WIDTH = 16
@@ -130,7 +129,7 @@ def column_amax_for(dtype: str) -> Callable[..., Any]:
     """The operation that gives the largest magnitude of each of the sixteen columns that a thread holds."""
 
     def emulate(words: Any) -> Any:
-        return Held(np.max(np.abs(_decoded(words, dtype).reshape(-1, WIDTH)), axis=0))
+        return np.max(np.abs(_decoded(words, dtype).reshape(-1, WIDTH)), axis=0)
 
     @unrolled(emulate=emulate)
     def column_amax(words: Registers) -> Fragment(WIDTH):

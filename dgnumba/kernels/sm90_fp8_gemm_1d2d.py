@@ -30,10 +30,10 @@ from ..ptx import barrier, fragment, mbarrier, memory, thread, tma, wgmma
 from ..xp import address
 from .epilogue import epilogue_for, panel_box
 from .pipeline import FULL_ARRIVALS, Slot, empty_arrivals, next_slot
-from .sm90_fp8_gemm_1d2d_rules import BLOCK_KS, MIN_STAGES, NAME, candidates, count_tiles, grid, refusal, smem, supports, warpgroups_of
+from .sm90_fp8_gemm_1d2d_rules import BLOCK_KS, NAME, candidates, count_tiles, grid, refusal, smem, supports, warpgroups_of
 from .spec import Built, GemmPlan
 
-__all__ = ["BLOCK_KS", "MIN_STAGES", "NAME", "bind", "build", "candidates", "count_tiles", "grid", "refusal", "smem", "supports"]
+__all__ = ["BLOCK_KS", "NAME", "bind", "build", "candidates", "count_tiles", "grid", "refusal", "smem", "supports"]
 
 PRODUCER_WARP = 2  # of the last warpgroup: with small tiles warps 0 and 1 are the busy ones elsewhere
 REGISTERS_PRODUCER, REGISTERS_CONSUMER = 40, 232

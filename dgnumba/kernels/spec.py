@@ -82,7 +82,6 @@ class KernelSpec(Protocol):
     NAME: str
     MAPPED_ARRAYS: tuple[str, ...]
     BLOCK_KS: tuple[int, ...]
-    MIN_STAGES: int
 
     def supports(self, problem: GemmProblem, device: Device) -> str | None:
         """None when the kernel takes the problem on the device, else the reason why not."""

@@ -1,13 +1,13 @@
 """Fit the constants of `dgnumba.cost` to recorded measurements: ``python bench/fit_cost.py [--held-out]``.
 
-Reads `bench/results/tune_h200.json`; prints, for each kernel in it, the constants to put into `dgnumba/cost.py`, how well they tell the
-time, and how much slower than the best measured plan the one is that they pick. ``--held-out`` fits again without each (N, K) and without each
-M, and judges the picks there. No GPU.
+Reads `bench/results/tune_h200.json`; prints, for each kernel in it, the constants to put into `dgnumba/cost.py` (the dense kernel's first: the
+other fit begins with them), how well they tell the time, and how much slower than the best measured plan the one is that they pick.
+``--held-out`` fits again without each (N, K) and without each M, and judges the picks there. No GPU.
 
 The file: `device`, a key of `dgnumba.device.KNOWN`; `runs`: what a run says of L2 (`is_dirty`), and whether a later one supersedes it; `rows`, one
 object a measurement: run, kernel, m, n, k, us, and plan, the fields of `GemmPlan` that differ from its defaults; `rivals`, what other libraries
-took in the same run. Runs are of several days' clocks: where a kernel lasts, its time is put to the pace of all runs, which the rivals tell.
-A plan that several runs have for one shape counts as their geometric mean; what the model does not price is left out.
+took in the same run. The runs' clocks differ: where a kernel lasts, its time is put to the pace of all runs, which the rivals tell.
+A plan that several runs have for one shape counts as their geometric mean; one that no kernel offers for its shape is left out.
 """
 
 from __future__ import annotations
@@ -25,40 +25,35 @@ import numpy as np
 
 from dgnumba.cost import CONSTANTS, Constants, Work, price, work_of
 from dgnumba.device import Device
+from dgnumba.dtypes import DTYPES
 from dgnumba.kernels import KERNELS, GemmPlan
 from dgnumba.problem import GemmProblem
 
 RESULTS = Path(__file__).parent / "results" / "tune_h200.json"
 
-START = Constants(
-    launch=2.0, wgmma_floor=64.0, promotion=1.0, block_1=100.0, block_2=100.0, block_4=100.0, rotate_block=10.0, rotate_tile=100.0, segment=5.0,
-    peer_block=50.0, peer_tile=500.0, tile=1000.0, store=1.0, store_again=1.0, store_warp=0.005, store_direct=0.02, store_panel=0.005, power=0.1, power_exponent=1.0,
-    power_load=0.2, power_slow=0.2, power_time=100.0, load_rate=100.0, port_rate=2000.0, memory_share=0.8, write_cost=1.0, write_kept=0.2,
-    dirty_share=0.5, ragged=0.1, ragged_row=0.001,
-)  # fmt: skip
-"""Where a fit begins: round numbers of the right order, which pick badly, so that what is found comes from the measurements."""
-
 DENSE, SWAPPED = "sm90_fp8_gemm_1d2d", "sm90_fp8_gemm_1d2d_swap_ab"
 
-FREE = {
-    DENSE: frozenset(asdict(START)) - {"clock", "latency", "memory_norm", "peer_sum", "store_direct", "doubt"},
-    SWAPPED: frozenset(
-        ("launch", "wgmma_floor", "promotion", "block_1", "block_2", "peer_tile", "peer_sum", "tile", "store_direct", "load_rate", "latency",
-         "memory_share", "memory_norm")
-    ),
-}  # fmt: skip
-"""Constants that a kernel's measurements tell; the others stay as they are."""
-
 STARTS = {
-    DENSE: START,
-    # a split's CTAs do not wait for each other in the loop; boxes past the end cost nothing (M = 1 beside M = 8); the device's own are the dense kernel's
-    SWAPPED: replace(
-        CONSTANTS[DENSE],
-        **{name: getattr(START, name) for name in FREE[SWAPPED]},
-        peer_block=0.0, store=0.0, store_again=0.0, ragged=0.0, ragged_row=0.0,
+    DENSE: Constants(
+        launch=2.0, wgmma_floor=64.0, promotion=1.0, block_1=100.0, block_2=100.0, block_4=100.0, rotate_block=50.0, rotate_tile=500.0,
+        segment=5.0, peer_block=50.0, peer_tile=500.0, tile=1000.0, store=1.0, store_again=1.0, store_warp=0.005, store_panel=0.005, power=0.1,
+        power_exponent=1.0, power_load=0.2, power_slow=0.2, power_time=100.0, load_rate=100.0, port_rate=2000.0, memory_share=0.8,
+        write_cost=1.0, write_kept=0.2, dirty_share=0.5, ragged=0.1, ragged_row=0.001,
     ),
+    # A split's CTAs do not wait for each other in the loop. Its store is by the element, and begins at what one of the dense kernel's costs.
+    # Boxes past the end cost nothing where they are A's few rows: M = 1 takes the time of M = 8.
+    SWAPPED: replace(CONSTANTS[DENSE], peer_block=0.0, store=0.0, store_again=0.0, store_direct=0.06, ragged=0.0, ragged_row=0.0),
 }  # fmt: skip
-"""By kernel."""
+"""Where a fit begins, by kernel. The dense kernel's: round numbers of the right order, which pick badly, so that what is found comes from the
+measurements. The other's: where the dense one's fit ended, as clock, power, ports and memory are the same device's."""
+
+FREE = {
+    DENSE: frozenset(asdict(STARTS[DENSE])) - {"clock", "latency", "memory_norm", "peer_sum", "store_direct", "doubt"},
+    SWAPPED: frozenset(
+        "launch wgmma_floor promotion block_1 block_2 peer_tile peer_sum tile store_direct load_rate latency memory_share memory_norm".split()
+    ),
+}
+"""Constants that a kernel's measurements tell; the others stay as they are."""
 
 BELIEF, SPREAD = 0.03, 1.0
 """A constant e**SPREAD times its start costs the fit as much as one measurement that is BELIEF * 100 % off."""
@@ -114,7 +109,7 @@ def _paces(rivals: list[dict[str, Any]]) -> dict[tuple[str, tuple[int, int, int]
     for row in rivals:
         us = statistics.geometric_mean(row[name] for name in ("deepgemm", "cublaslt") if name in row)
         by_shape.setdefault((row["m"], row["n"], row["k"]), {})[row["run"]] = us
-    paces = {}
+    paces: dict[tuple[str, tuple[int, int, int]], float] = {}
     for shape, by_run in by_shape.items():
         usual = statistics.geometric_mean(by_run.values())
         paces |= {(run, shape): us / usual if usual >= PACED else 1.0 for run, us in by_run.items()}
@@ -129,7 +124,7 @@ def read(path: Path = RESULTS) -> list[Measured]:
     times: dict[Any, dict[str, float]] = {}
     for row in recorded["rows"]:
         plan, shape = GemmPlan(row["kernel"], **row["plan"]), (row["m"], row["n"], row["k"])
-        problem = GemmProblem(*shape, d_dtype=plan.d_dtype)
+        problem = GemmProblem(*shape, d_dtype=DTYPES[plan.d_dtype])
         if replace(plan, num_stages=0) in _offered(problem, device):
             key = plan, *shape, runs[row["run"]]["is_dirty"]
             times.setdefault(key, {})[row["run"]] = row["us"] / pace[row["run"], shape]
@@ -139,8 +134,8 @@ def read(path: Path = RESULTS) -> list[Measured]:
         plans, m, n, k, is_dirty = zip(*keys)
         us = np.array([_usual(times[key], superseded) for key in keys])
         shapes = np.array([m, n, k]).T
-        itemsize = np.array([{"bfloat16": 2, "float32": 4}[plan.d_dtype] for plan in plans])
-        work = work_of(plans, *shapes.T, itemsize, device, np.array(is_dirty))
+        itemsize = np.array([DTYPES[plan.d_dtype].itemsize for plan in plans])
+        work = work_of(plans, np.array(m), np.array(n), np.array(k), itemsize, device, np.array(is_dirty))
         found.append(Measured(kernel, plans, shapes, us, Work(*np.broadcast_arrays(*work))))
     return found
 

@@ -5,14 +5,14 @@ another; memory runs beside all of them:
 
     total = launch + ||  sum over rounds of (blocks * || tensor, load, L2, latency, ragged || + epilogue),  memory + last block and epilogue  ||
 
-``|| ... ||`` is the 8-norm: the largest, and a little more where two are level. Of the pipes
+``|| ... ||`` is a norm of high exponent: the largest, and a little more where two are level. Of the pipes
 
     tensor    products, what of the promotion no other warpgroup hides, and the block's own overhead; the clock falls as the pipe fills
     load      bytes of a block into one multiprocessor
-    L2        rows that the neighbours of one GPC read at one time, through the GPC's port; whoever shares a tile shares its row
+    L2        rows that the CTAs of one GPC read at one time, through the GPC's port; whoever shares a tile shares its row
     latency   of a load, spread over the stages
     ragged    boxes that reach past the end of an operand, which slow all who read them
-    epilogue  of a tile: by kind, columns and waves of 64 rows
+    epilogue  of a tile: by kind, columns and waves of 64 rows; of a split, the sums' meeting
     memory    operands, what L2 cannot keep from round to round, the output, and dirty lines to be written back
 
 Every quantity comes from the plan, the problem and the `Device`; no measured shape is looked up. `bench/fit_cost.py` fits `Constants` to
@@ -40,26 +40,28 @@ MACS_PER_CYCLE = 4096
 DEPTH = 128
 """K of a block: promotion and scales come once for each."""
 
-TILES: dict[str, frozenset[tuple[int, int, str | None]]] = {
+TILES: dict[str, frozenset[tuple[int, int, str | None, bool]]] = {
     "sm90_fp8_gemm_1d2d": frozenset(
-        [(16, n, None) for n in (32, 64, 96, 128)]
-        + [(32, 64, None)]
-        + [(64, n, None) for n in (16, 32, 64, 96, 112, 128, 192)]
-        + [(128, n, None) for n in (64, 96, 112, 128, 144, 160, 176, 192)]
-        + [(256, n, None) for n in (64, 96, 128)]
-        + [(256, 128, "A"), (128, 192, "A"), (128, 192, "B"), (128, 144, "B")]
+        [(16, n, None, False) for n in (32, 64, 96, 128)]
+        + [(32, 64, None, False)]
+        + [(64, n, None, False) for n in (16, 32, 64, 96, 112, 128, 192)]
+        + [(128, n, None, False) for n in (64, 96, 112, 128, 144, 160, 176, 192)]
+        + [(256, n, None, False) for n in (64, 96, 128)]
+        + [(256, 128, "A", False), (128, 192, "A", False), (128, 192, "B", False), (128, 144, "B", False)]
+        + [(256, 128, None, True), (256, 128, "A", True)]
     ),
-    "sm90_fp8_gemm_1d2d_swap_ab": frozenset((m, n, None) for m in (8, 16, 32, 64) for n in (64, 128)),
+    "sm90_fp8_gemm_1d2d_swap_ab": frozenset((m, n, None, False) for m in (8, 16, 32, 64) for n in (64, 128)),
 }
-"""Tiles (BLOCK_M, BLOCK_N, operand shared) that were measured, by kernel: any other is doubted. Clusters were measured at M of 4096 and more."""
+"""Tiles (BLOCK_M, BLOCK_N, operand shared, whether rotated) that were measured, by kernel: any other is doubted. The dense kernel's clusters and
+rotation were measured at M of 4096 and more."""
 
 
 @dataclass(frozen=True)
 class Constants:
     """What the model does not get from plan, problem or device. Cycles are of the multiprocessor's clock.
 
-    The defaults are those of sm90_fp8_gemm_1d2d, fitted to 1280 measurements on one H200 (2026-11-29, ``python bench/fit_cost.py``), but for
-    clock, latency, store_direct and doubt, which no measurement tells.
+    The defaults are those of sm90_fp8_gemm_1d2d, fitted to 1308 measurements on one H200 (2026-11-29, ``python bench/fit_cost.py``), but for
+    clock, latency, memory_norm, store_direct and doubt, which no measurement tells, and peer_sum, which that kernel has no use for.
 
     clock            GHz     while the tensor pipe is far from full
     launch           us      from launch to the first products, and from the last store to the kernel's end
@@ -78,7 +80,7 @@ class Constants:
     store            cycles  a column and wave of the store
     store_again      cycles  a column of the second wave's store, beyond that
     store_warp       cycles  an element beyond that, with the warp epilogue
-    store_direct     cycles  an element beyond that, with the direct one: not measured, twice the warp epilogue's
+    store_direct     cycles  an element beyond that, with the direct one or from the registers; of the dense kernel not measured
     store_panel      cycles  an element beyond that, for each halving of a panel of 64 columns
     power            share   by which the clock falls when every tensor pipe is full
     power_exponent   -       of activity: a pipe half full costs less than half of it
@@ -95,44 +97,44 @@ class Constants:
     dirty_share      share   of L2 that a memset leaves to be written back
     ragged           us      a block, where every multiprocessor reads boxes that lie past the end of an operand
     ragged_row       us      the same for each row of the box, where that is more
-    doubt            share   added to a plan unlike the measured ones
+    doubt            share   added to a plan unlike the measured ones: of many, one is estimated too low
     """
 
     clock: float = 1.98
-    launch: float = 2.8
+    launch: float = 2.86
     wgmma_floor: float = 108.0
-    promotion: float = 0.636
-    block_1: float = 73.0
-    block_2: float = 99.9
-    block_4: float = 171.0
-    segment: float = 10.2
-    rotate_block: float = 25.9
-    rotate_tile: float = 94.4
-    peer_block: float = 31.4
-    peer_tile: float = 287.0
+    promotion: float = 0.641
+    block_1: float = 70.6
+    block_2: float = 97.0
+    block_4: float = 169.0
+    segment: float = 9.71
+    rotate_block: float = 50.0
+    rotate_tile: float = 338.0
+    peer_block: float = 32.0
+    peer_tile: float = 276.0
     peer_sum: float = 200.0
-    tile: float = 344.0
-    store: float = 3.96
-    store_again: float = 3.21
-    store_warp: float = 0.0102
+    tile: float = 360.0
+    store: float = 3.77
+    store_again: float = 3.07
+    store_warp: float = 0.00972
     store_direct: float = 0.02
-    store_panel: float = 0.0191
-    power: float = 0.14
-    power_exponent: float = 1.33
-    power_load: float = 0.5
-    power_slow: float = 0.292
-    power_time: float = 165.0
-    load_rate: float = 160.0
-    port_rate: float = 968.0
+    store_panel: float = 0.0199
+    power: float = 0.145
+    power_exponent: float = 1.23
+    power_load: float = 0.527
+    power_slow: float = 0.286
+    power_time: float = 185.0
+    load_rate: float = 162.0
+    port_rate: float = 971.0
     latency: float = 0.8
-    memory_share: float = 0.88
-    memory_norm: float = 6.0
-    write_cost: float = 1.31
-    write_kept: float = 0.101
-    dirty_share: float = 0.638
-    ragged: float = 0.21
-    ragged_row: float = 0.00448
-    doubt: float = 0.03
+    memory_share: float = 0.866
+    memory_norm: float = 8.0
+    write_cost: float = 1.47
+    write_kept: float = 0.125
+    dirty_share: float = 0.742
+    ragged: float = 0.214
+    ragged_row: float = 0.00449
+    doubt: float = 0.05
 
 
 class Work(NamedTuple):
@@ -220,7 +222,7 @@ class Estimate:
 
 
 def estimate(plan: GemmPlan, problem: GemmProblem, device: Device) -> Estimate:
-    """Price a plan, also one that its kernel refuses. `rotate` and `overlap` are not priced."""
+    """Price a plan, also one that its kernel refuses. `overlap` is not priced."""
     return estimates([plan], problem, device)[0]
 
 
@@ -248,7 +250,7 @@ def work_of(plans: Sequence[GemmPlan], m: Array, n: Array, k: Array, itemsize: A
     bm, bn, bk, stages, cluster, band = np.maximum(1, np.array(fields)).T
     epilogue, multicast = np.array([(p.epilogue, p.multicast or "") for p in plans]).T
     tiles_measured = TILES.get(plans[0].kernel)
-    doubted = [tiles_measured is not None and (p.block_m, p.block_n, p.multicast) not in tiles_measured for p in plans]
+    doubted = [tiles_measured is not None and (p.block_m, p.block_n, p.multicast, p.rotate) not in tiles_measured for p in plans]
 
     # the axis along which a cluster's CTAs differ has an even count
     share_a, share_b = np.where(multicast == "A", cluster, 1), np.where(multicast == "B", cluster, 1)
@@ -267,7 +269,11 @@ def work_of(plans: Sequence[GemmPlan], m: Array, n: Array, k: Array, itemsize: A
     def rows(tiles: Array) -> Array:
         return np.minimum(width, tiles) * primary + np.maximum(1, tiles / width) * secondary
 
-    together, last, group = np.where(full > 0, slots, rest) / split, np.maximum(1, rest) / split, device.num_sms / GPCS
+    def port_bytes(tiles: Array) -> Array:
+        # CTAs spread over the GPCs; a split's each read another block
+        return rows(np.maximum(1, tiles / GPCS)) * split * DEPTH
+
+    together, last = np.where(full > 0, slots, rest) / split, np.maximum(1, rest) / split
     # what a round reads again that an earlier one has read, as far as it is too much for L2
     round_rows = np.minimum(rows(together), m + n)
     excess = (round_rows * k / device.l2_bytes) ** 4
@@ -280,9 +286,10 @@ def work_of(plans: Sequence[GemmPlan], m: Array, n: Array, k: Array, itemsize: A
     return Work(
         columns, warpgroups, np.maximum(1, rows_mma // (64 * warpgroups)), 0 * bn if is_swapped else bn // np.gcd(bn, 128) - 1,
         np.maximum(1, -(-k // (DEPTH * split))), stages * depth, depth, (bm / share_a + bn / share_b) * DEPTH,
-        full, rest > 0, rest / device.num_sms, rows(np.minimum(group, np.maximum(1, together / GPCS))) * DEPTH, rows(np.minimum(group, np.maximum(1, last / GPCS))) * DEPTH,
+        full, rest > 0, rest / device.num_sms, port_bytes(together), port_bytes(last),
         bm, np.minimum(1, m_blocks - m / bm), 1 / m_blocks, bn, np.minimum(1, n_blocks - n / bn), 1 / n_blocks,
-        bm * bn, is_warp, ~is_tma & ~is_warp, is_tma * ((bn % 64 > 0) * 1 + (bn % 32 > 0)), cluster > 1, -(-columns // (2 * split)) * (split > 1), np.array([p.rotate for p in plans]),
+        bm * bn, is_warp, ~is_tma & ~is_warp, is_tma * ((bn % 64 > 0) * 1 + (bn % 32 > 0)),
+        cluster > 1, -(-columns // (2 * split)) * (split > 1), np.array([p.rotate for p in plans]),
         (33 / 32 * m + n) * k + again, m * n * itemsize, device.l2_bytes, device.memory_bandwidth * 1e-6, is_dirty, np.array(doubted),
     )  # fmt: skip
 
@@ -301,13 +308,15 @@ def price(w: Work, c: Constants) -> tuple[Array, ...]:
     products = w.warpgroups * w.waves * wave
     alone = np.maximum(wave, c.wgmma_floor * (32 / w.columns) ** (1 / 3)) + c.promotion * w.columns
     is_alone = w.warpgroups == 1
-    own = np.where(is_alone, c.block_1, np.where(w.waves > 1, c.block_4, c.block_2)) + c.peer_block * w.is_cluster - c.rotate_block * w.is_rotated
+    own = np.where(is_alone, c.block_1, np.where(w.waves > 1, c.block_4, c.block_2))
+    own = own + c.peer_block * w.is_cluster - c.rotate_block * w.is_rotated
     segments = c.segment * w.segments * w.waves * np.where(is_alone, 0.25, 1)
     block = np.maximum(products, w.waves * alone) + own / w.depth + segments
 
     # cycles of a tile's end
     by_element = c.store_warp * w.is_warp + c.store_direct * w.is_direct + c.store_panel * w.halvings
-    end = c.tile + c.peer_tile * w.is_cluster + c.peer_sum * w.sums + c.rotate_tile * w.is_rotated + (c.store * w.waves + c.store_again * (w.waves - 1)) * w.columns + by_element * w.elements
+    stored = (c.store * w.waves + c.store_again * (w.waves - 1)) * w.columns + by_element * w.elements
+    end = c.tile + c.peer_tile * w.is_cluster + c.peer_sum * w.sums + c.rotate_tile * w.is_rotated + stored
 
     # products and operands draw power, for which the clock falls
     draw = (products + c.power_load / 64 * w.block_bytes) / block
@@ -328,7 +337,9 @@ def price(w: Work, c: Constants) -> tuple[Array, ...]:
     leaving = w.write_bytes / (w.write_bytes + c.write_kept * w.l2_bytes)
     moved = w.read_bytes + c.write_cost * w.write_bytes * leaving + c.dirty_share * w.l2_bytes * w.is_dirty
     memory = moved / (c.memory_share * w.memory_rate)
-    total = (c.launch + norm(w.blocks * pace + epilogue, memory + (block + end) * us, exponent=c.memory_norm)) * (1 + c.doubt * w.is_doubted)
+    total = (c.launch + norm(w.blocks * pace + epilogue, memory + (block + end) * us, exponent=c.memory_norm)) * (
+        1 + c.doubt * w.is_doubted
+    )
     steps = (w.full + w.rest) * w.blocks
     return total, w.blocks * tensor, steps * load, w.blocks * l2, steps * latency, w.blocks * ragged, epilogue, memory, c.launch
 
@@ -336,9 +347,10 @@ def price(w: Work, c: Constants) -> tuple[Array, ...]:
 CONSTANTS = {
     "sm90_fp8_gemm_1d2d": Constants(),
     "sm90_fp8_gemm_1d2d_swap_ab": Constants(
-        launch=2.14, wgmma_floor=43.5, promotion=1.91, block_1=154.0, block_2=115.0, peer_block=0.0, peer_tile=1880.0,
-        peer_sum=171.0, tile=236.0, store=0.0, store_again=0.0, store_direct=0.293, load_rate=126.0, latency=1.56,
-        memory_share=0.867, memory_norm=3.92, ragged=0.0, ragged_row=0.0,
-    ),  # fmt: skip
-}
-"""By kernel; one that was not measured is priced as the first."""
+        launch=2.22, wgmma_floor=42.7, promotion=1.83, block_1=155.0, block_2=281.0, peer_block=0.0, peer_tile=1720.0,
+        peer_sum=171.0, tile=173.0, store=0.0, store_again=0.0, store_direct=0.296, load_rate=129.0, latency=1.56,
+        memory_share=0.877, memory_norm=3.8, ragged=0.0, ragged_row=0.0,
+    ),
+}  # fmt: skip
+"""By kernel; one that was not measured is priced as the first. Of the second: a split's CTAs do not wait for each other in the loop, its store goes
+by the element, and boxes past the end of A's few rows cost nothing."""

@@ -98,8 +98,7 @@ class Arguments:
             view = xp.as_array(arg, f"args[{i}]")
             if view.device is None:
                 raise ProblemError(
-                    f"args[{i}]: expected an array on a GPU, got {type(arg).__name__} in host "
-                    "memory; cupy.asarray copies it to one"
+                    f"args[{i}]: expected an array on a GPU, got {type(arg).__name__} in host memory; cupy.asarray copies it to one"
                 )
             array, device = view.array, view.device
         flags, data = array.flags, array.data
@@ -129,9 +128,7 @@ def is_on_gpu(arg: Any) -> bool:
     return xp.is_device_array(arg.array if isinstance(arg, TensorMap) else arg)
 
 
-def tensor_map(
-    array: Any, box: Sequence[int], *, swizzle: int = 0, dtype: str | None = None
-) -> TensorMap:
+def tensor_map(array: Any, box: Sequence[int], *, swizzle: int = 0, dtype: str | None = None) -> TensorMap:
     """A tensor map of an array whose last axis is contiguous, to pass to a kernel.
 
     Args:

@@ -28,9 +28,7 @@ _WHEELS = {
     "nvidia-cuda-nvcc": "nvidia/cu13/bin",
     "nvidia-cuda-nvcc-cu12": "nvidia/cuda_nvcc/bin",
 }
-_PARAMETER = re.compile(
-    r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)\s+(?:\.ptr\S*\s+)?[\w$]+(\[\d+\])?"
-)
+_PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)\s+(?:\.ptr\S*\s+)?[\w$]+(\[\d+\])?")
 
 
 @dataclass(frozen=True)
@@ -129,9 +127,7 @@ def ptxas(ptx: str, arch: str = "sm_90a", *, path: Path | None = None) -> Cubin:
         run = _run([str(path), f"-arch={arch}", "-v", "-o", str(target), str(source)])
         log = (run.stdout + run.stderr).replace(str(source), "kernel.ptx").strip()
         if run.returncode or not target.exists():
-            raise CompileError(
-                f"ptxas refused the kernel for {arch} (status {run.returncode})", log
-            )
+            raise CompileError(f"ptxas refused the kernel for {arch} (status {run.returncode})", log)
         code = target.read_bytes()
     entry, parameters = entry_of(ptx)
     return Cubin(code, entry, parameters, log=log, warnings=_warnings(log), **_resources(log))

@@ -55,9 +55,7 @@ def directory() -> Path | None:
         return None
 
 
-def key_of(
-    what: Any, argtypes: tuple[Any, ...], *, arch: str, threads: int | None = None
-) -> str | None:
+def key_of(what: Any, argtypes: tuple[Any, ...], *, arch: str, threads: int | None = None) -> str | None:
     """The key of a compiled kernel; None for one that must stay in memory.
 
     Args:

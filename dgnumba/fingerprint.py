@@ -205,9 +205,7 @@ class _Walk:
             if hasattr(x, "_defn"):  # an intrinsic: its code is written by whoever declared it
                 self.tell("intrinsic")
                 return self.feed(x._defn, names)
-            if hasattr(x, "key") and hasattr(
-                x, "mangling_args"
-            ):  # a type of Numba's, by what defines it
+            if hasattr(x, "key") and hasattr(x, "mangling_args"):  # a type of Numba's, by what defines it
                 return self.tell("numba type", type(x).__qualname__, str(x), repr(x.key))
         if isinstance(x, np.ufunc):
             return self._named(x, names)

@@ -158,9 +158,7 @@ def _launch_in_emulator(kernel: Any, shape: LaunchShape, args: Sequence[Any]) ->
     for i, arg in enumerate(args):
         if is_on_gpu(arg):
             raise ProblemError(f"args[{i}]: expected host memory for the emulator, got a GPU's")
-    return emu.run(
-        kernel, shape.grid, shape.block, tuple(args), smem=shape.smem, cluster=shape.cluster
-    )
+    return emu.run(kernel, shape.grid, shape.block, tuple(args), smem=shape.smem, cluster=shape.cluster)
 
 
 def _launch_on_gpu(kernel: Any, shape: tuple[Any, ...], args: Sequence[Any], stream: Any) -> None:
@@ -183,9 +181,7 @@ def _launch_on_gpu(kernel: Any, shape: tuple[Any, ...], args: Sequence[Any], str
 def _new_launcher(kernel: Any, call: Arguments, shape: LaunchShape) -> Launcher:
     arch = Device.numbered(call.device).arch
     argtypes = tuple(_numba.argtype(arg, i) for i, arg in enumerate(call.typed))
-    made = program(
-        kernel, lambda: (kernel, argtypes), arch=arch, threads=shape.threads, argtypes=argtypes
-    )
+    made = program(kernel, lambda: (kernel, argtypes), arch=arch, threads=shape.threads, argtypes=argtypes)
     return made.launcher(call.device, shape)
 
 

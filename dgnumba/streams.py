@@ -70,9 +70,7 @@ def _handle(stream: Any) -> int:
         handle = getattr(stream, "ptr", getattr(stream, "cuda_stream", None))
     if handle is None or handle < 0:
         got = type(stream).__name__
-        raise ProblemError(
-            f"stream: expected a handle or an object with __cuda_stream__, got {got}"
-        )
+        raise ProblemError(f"stream: expected a handle or an object with __cuda_stream__, got {got}")
     return int(handle) or LEGACY
 
 

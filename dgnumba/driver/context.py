@@ -38,9 +38,7 @@ def _start() -> ModuleType:
             try:
                 result = driver.cuInit(0)
             except RuntimeError as error:
-                raise LaunchError(
-                    f"no NVIDIA driver on this machine ({error}); NumPy arrays need none"
-                ) from error
+                raise LaunchError(f"no NVIDIA driver on this machine ({error}); NumPy arrays need none") from error
             check(result, "starting CUDA", driver)
             _api = driver
         return _api

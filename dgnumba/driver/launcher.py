@@ -59,15 +59,11 @@ class LaunchShape:
         if not all(1 <= g <= limit for g, limit in zip(self.grid, limits, strict=True)):
             raise ProblemError(f"grid: expected 1 to {limits} CTAs, got {self.grid}")
         if not 1 <= self.threads <= 1024 or min(self.block) < 1 or self.block[2] > 64:
-            raise ProblemError(
-                f"block: expected 1 to 1024 threads, 64 in z at most, got {self.block}"
-            )
+            raise ProblemError(f"block: expected 1 to 1024 threads, 64 in z at most, got {self.block}")
         if not 1 <= self.cluster_size <= 16 or min(self.cluster) < 1:
             raise ProblemError(f"cluster: expected 1 to 16 CTAs, got {self.cluster}")
         if any(g % c for g, c in zip(self.grid, self.cluster, strict=True)):
-            raise ProblemError(
-                f"grid: expected a multiple of the cluster {self.cluster}, got {self.grid}"
-            )
+            raise ProblemError(f"grid: expected a multiple of the cluster {self.cluster}, got {self.grid}")
         if self.smem < 0:
             raise ProblemError(f"smem: expected 0 bytes or more, got {self.smem}")
 
@@ -101,9 +97,7 @@ class Launcher:
     back are single list operations, which are atomic in every Python.
     """
 
-    def __init__(
-        self, kernel: Kernel, device: int, parameters: Sequence[str], shape: LaunchShape
-    ) -> None:
+    def __init__(self, kernel: Kernel, device: int, parameters: Sequence[str], shape: LaunchShape) -> None:
         cuda = api()
         self.kernel, self.device, self.shape = kernel, device, shape
         codes = [parameter_code(p) for p in parameters]

@@ -142,9 +142,7 @@ class FakeDriver:
                 block=(config.blockDimX, config.blockDimY, config.blockDimZ),
                 smem=config.sharedMemBytes,
                 stream=int(config.hStream),
-                attributes=[
-                    (a.id, a.value.clusterDim.x, a.value.clusterDim.y) for a in config.attrs
-                ],
+                attributes=[(a.id, a.value.clusterDim.x, a.value.clusterDim.y) for a in config.attrs],
                 device=getattr(self.current, "device", None),
                 thread=threading.get_ident(),
             )

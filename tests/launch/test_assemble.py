@@ -118,9 +118,7 @@ def test_the_log_is_read():
     assert ["C7510" in warnings[0], "out of range" in warnings[1], len(warnings)] == [True, True, 2]
 
 
-def test_ptxas_is_looked_for_in_the_wheels_then_the_toolkit_then_the_path(
-    bare, monkeypatch, tmp_path
-):
+def test_ptxas_is_looked_for_in_the_wheels_then_the_toolkit_then_the_path(bare, monkeypatch, tmp_path):
     on_path = executable(tmp_path / "path")
     monkeypatch.setenv("PATH", str(on_path.parent))
     assert find_ptxas() == on_path

@@ -344,9 +344,7 @@ def test_everything_that_is_asked_for_is_in_the_key(fresh_cache, change):
 
 def test_a_key_is_the_same_twice(fresh_cache):
     assert key_of(**BASE) == key_of(**BASE)
-    assert key_of(what=("a", 128), argtypes=(), arch="x") == key_of(
-        what=("a", 128), argtypes=(), arch="x"
-    )
+    assert key_of(what=("a", 128), argtypes=(), arch="x") == key_of(what=("a", 128), argtypes=(), arch="x")
 
 
 @pytest.mark.parametrize(

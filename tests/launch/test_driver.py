@@ -24,10 +24,7 @@ SPEC = TensorMap("float8_e4m3fn", (7168, 4096), (7168,), (128, 64), 128)
 
 
 def test_F35_importing_the_package_starts_no_cuda():
-    script = (
-        "import dgnumba.launching, dgnumba.cache, dgnumba.device;"
-        "from dgnumba.driver import context; print(context._api)"
-    )
+    script = "import dgnumba.launching, dgnumba.cache, dgnumba.device;from dgnumba.driver import context; print(context._api)"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert run.stdout == "None\n", run.stderr
 
@@ -169,9 +166,7 @@ def test_a_kept_map_outlives_the_table_it_was_kept_in(fake_driver, monkeypatch):
 
 
 def test_F16_a_refused_map_names_the_rule_that_it_breaks(fake_driver):
-    fake_driver.refuse["cuTensorMapEncodeTiled"] = (
-        fake_driver.real.CUresult.CUDA_ERROR_INVALID_VALUE
-    )
+    fake_driver.refuse["cuTensorMapEncodeTiled"] = fake_driver.real.CUresult.CUDA_ERROR_INVALID_VALUE
     with pytest.raises(LaunchError, match=r"address 0x10001 is no multiple of 16"):
         MapEncoder(SPEC)(0x10001)
 
@@ -185,9 +180,7 @@ def test_every_rule_of_tma_is_told_apart():
         return broken_rules(Spec, address)
 
     assert rules() == []
-    assert rules(dims=(64, 2), strides=(20,), box=(16, 1)) == [
-        "strides (20,) are not all multiples of 16 bytes"
-    ]
+    assert rules(dims=(64, 2), strides=(20,), box=(16, 1)) == ["strides (20,) are not all multiples of 16 bytes"]
     assert rules(box=(260,)) == ["the box (260,) is not within 1..256"]
     assert rules(box=(3,)) == ["a box row of 12 bytes is no multiple of 16"]
     assert rules(swizzle=32) == ["a box row of 64 bytes is wider than the swizzle"]
@@ -329,9 +322,7 @@ def test_streams_are_told_apart_and_not_kept_without_end(fake_driver):
     assert len(queue._configs) <= KEPT
 
 
-@pytest.mark.parametrize(
-    "scalars, maps", [((1, 2), ()), ((), ()), ((1,), "one"), ((-1,), ()), (("x",), ())]
-)
+@pytest.mark.parametrize("scalars, maps", [((1, 2), ()), ((), ()), ((1,), "one"), ((-1,), ()), (("x",), ())])
 def test_arguments_that_do_not_fit_queue_nothing(fake_driver, scalars, maps):
     queue = launcher(fake_driver, ["u32"], [4])
     with pytest.raises((struct.error, ValueError)):

@@ -177,9 +177,7 @@ def test_code_in_code_counts():
 
 
 def test_a_method_of_a_users_class_counts():
-    source = (
-        "class C:\n    def f(self):\n        return 1\nc = C()\ndef kernel():\n    return c.f()\n"
-    )
+    source = "class C:\n    def f(self):\n        return 1\nc = C()\ndef kernel():\n    return c.f()\n"
     changed = source.replace("return 1", "return 2")
     digests = fingerprint(module(source).kernel), fingerprint(module(changed).kernel)
     assert digests[0] is not None
@@ -214,9 +212,7 @@ def test_the_digest_is_the_same_in_every_process():
     digests = set()
     for seed in ("0", "1", "2"):
         env = {"PYTHONHASHSEED": seed, "PATH": "", "PYTHONPATH": ":".join(sys.path)}
-        run = subprocess.run(
-            [sys.executable, "-c", IN_ANOTHER_PROCESS], capture_output=True, text=True, env=env
-        )
+        run = subprocess.run([sys.executable, "-c", IN_ANOTHER_PROCESS], capture_output=True, text=True, env=env)
         assert run.returncode == 0, run.stderr
         digests.add(run.stdout.strip())
     assert len(digests) == 1

@@ -208,9 +208,7 @@ def test_debug_prints_ptx_and_report(compiler, monkeypatch, capsys):
 # -- F34: the steady state
 
 
-def test_F34_the_steady_state_loads_allocates_and_waits_for_nothing(
-    compiler, fake_cupy, fake_driver
-):
+def test_F34_the_steady_state_loads_allocates_and_waits_for_nothing(compiler, fake_cupy, fake_driver):
     array = fake_cupy.ndarray(16, (3,))
     launch.launch(kernel, 1, 32, [array])
     fake_driver.calls.clear()
@@ -234,9 +232,7 @@ def test_an_encoder_does_not_keep_an_array_alive(compiler, fake_cupy, fake_drive
 # -- F32: devices
 
 
-def test_F32_arrays_on_another_gpu_run_there_and_the_current_one_stays(
-    compiler, fake_cupy, fake_driver
-):
+def test_F32_arrays_on_another_gpu_run_there_and_the_current_one_stays(compiler, fake_cupy, fake_driver):
     fake_cupy.streams[1] = 77
     launch.launch(kernel, 1, 32, [fake_cupy.ndarray(16, (3,), device=1)])
     assert (fake_driver.launches[0].device, fake_driver.launches[0].stream) == (1, 77)
@@ -308,9 +304,7 @@ def torch(monkeypatch):
 
     Tensor.__module__ = "torch"
     made.Tensor, made.stream = Tensor, 0
-    made.cuda = SimpleNamespace(
-        current_stream=lambda index: SimpleNamespace(cuda_stream=made.stream)
-    )
+    made.cuda = SimpleNamespace(current_stream=lambda index: SimpleNamespace(cuda_stream=made.stream))
     monkeypatch.setitem(sys.modules, "torch", made)
     return made
 

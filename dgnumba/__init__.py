@@ -15,25 +15,38 @@ _HOME = {
     "Explanation": "api",
     "GemmPlan": "kernels",
     "QTensor": "quant",
+    "cast_back_from_fp4": "quant",
     "error_bound": "quant",
     "explain": "api",
     "fp8_gemm_nt": "api",
     "gemm_reference": "quant",
+    "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor": "layouts",
+    "get_mn_major_tma_aligned_packed_ue8m0_tensor": "scale_moves",
+    "get_mn_major_tma_aligned_tensor": "scale_moves",
+    "get_tma_aligned_size": "layouts",
     "launch": "launching",
-    "per_block_cast_to_fp8": "quant",
-    "per_channel_cast_to_fp8": "quant",
-    "per_token_cast_to_fp8": "quant",
+    "pack_ue8m0_to_int": "layouts",
+    "per_block_cast_to_fp8": "casts",
+    "per_channel_cast_to_fp8": "casts",
+    "per_custom_dims_cast_to_fp8": "quant",
+    "per_token_cast_to_fp4": "quant",
+    "per_token_cast_to_fp8": "casts",
+    "quantize": "quant",
     "tensor_map": "launching",
+    "transform_k_grouped_sf_into_required_layout": "layouts",
+    "transform_sf_into_required_layout": "layouts",
     "u32": "integers",
     "u64": "integers",
+    "unpack_ue8m0_from_int": "layouts",
 }
 """Public name -> the room that defines it."""
 
-_ROOMS = ("emu", "errors", "layouts", "ptx", "quant", "testing")
+_ROOMS = ("checkpoint", "emu", "errors", "layouts", "ptx", "quant", "testing")
 
 __all__ = sorted([*_HOME, *_ROOMS])
 
 if TYPE_CHECKING:
+    from . import checkpoint as checkpoint
     from . import emu as emu
     from . import errors as errors
     from . import layouts as layouts
@@ -43,18 +56,30 @@ if TYPE_CHECKING:
     from .api import Explanation as Explanation
     from .api import explain as explain
     from .api import fp8_gemm_nt as fp8_gemm_nt
+    from .casts import per_block_cast_to_fp8 as per_block_cast_to_fp8
+    from .casts import per_channel_cast_to_fp8 as per_channel_cast_to_fp8
+    from .casts import per_token_cast_to_fp8 as per_token_cast_to_fp8
     from .device import Device as Device
     from .integers import u32 as u32
     from .integers import u64 as u64
     from .kernels import GemmPlan as GemmPlan
     from .launching import launch as launch
     from .launching import tensor_map as tensor_map
+    from .layouts import get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor as get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor
+    from .scale_moves import get_mn_major_tma_aligned_packed_ue8m0_tensor as get_mn_major_tma_aligned_packed_ue8m0_tensor
+    from .scale_moves import get_mn_major_tma_aligned_tensor as get_mn_major_tma_aligned_tensor
+    from .layouts import get_tma_aligned_size as get_tma_aligned_size
+    from .layouts import pack_ue8m0_to_int as pack_ue8m0_to_int
+    from .layouts import transform_k_grouped_sf_into_required_layout as transform_k_grouped_sf_into_required_layout
+    from .layouts import transform_sf_into_required_layout as transform_sf_into_required_layout
+    from .layouts import unpack_ue8m0_from_int as unpack_ue8m0_from_int
     from .quant import QTensor as QTensor
+    from .quant import cast_back_from_fp4 as cast_back_from_fp4
     from .quant import error_bound as error_bound
     from .quant import gemm_reference as gemm_reference
-    from .quant import per_block_cast_to_fp8 as per_block_cast_to_fp8
-    from .quant import per_channel_cast_to_fp8 as per_channel_cast_to_fp8
-    from .quant import per_token_cast_to_fp8 as per_token_cast_to_fp8
+    from .quant import per_custom_dims_cast_to_fp8 as per_custom_dims_cast_to_fp8
+    from .quant import per_token_cast_to_fp4 as per_token_cast_to_fp4
+    from .quant import quantize as quantize
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from . import launching
+import numpy as np
+
+from . import launching, scale_moves
 from . import plan as planning
 from .device import Device
 from .dtypes import DTYPES
@@ -17,7 +19,7 @@ from .prepared import built as built_kernel
 from .prepared import prepared, quick, remember
 from .problem import Operands, check_fp8_gemm_nt
 from .quant.host import fp8_gemm_nt_host
-from .xp import device_of, empty, namespace
+from .xp import address, device_of, empty, namespace
 
 On = Literal["cuda", "host", "emulator"]
 F32 = DTYPES["float32"]
@@ -41,8 +43,8 @@ def fp8_gemm_nt(
 
     Args:
         a: `QTensor`, or pair of e4m3 data ``[M,K]`` and float32 scales ``[M, ceil(K/128)]``. NumPy, CuPy, torch or JAX arrays; data
-            may be its bytes as uint8.
-        b: the same, ``[N,K]`` and ``[ceil(N/128), ceil(K/128)]``.
+            may be its bytes as uint8. Scales that are powers of two may be int32 ``[M, ceil(K/512)]``, four UE8M0 bytes each.
+        b: the same, ``[N,K]`` and ``[ceil(N/128), ceil(K/128)]``, or int32 ``[ceil(N/128), ceil(K/512)]``.
         d: output ``[M,N]``, bfloat16 or float32, any strides; None: a new bfloat16 one.
         c: None, or an array like `d` (or `d` itself) that is added in float32 before the one rounding.
         on: "cuda", "host" (NumPy, the same numbers at the same promotion points) or "emulator" (the GPU's kernel, interpreted); by
@@ -75,6 +77,7 @@ def fp8_gemm_nt(
     if operands.problem.k == 0:
         _write_addend(operands)
     elif where == "host":
+        operands, _ = _with_float_scales(operands)
         fp8_gemm_nt_host(operands.a, operands.sfa, operands.b, operands.sfb, operands.d, operands.c)
     elif where == "emulator":
         _emulate(operands, plan, policy)
@@ -99,7 +102,29 @@ def _choose(operands: Operands, plan: GemmPlan | None, device: Device) -> Choice
     return planning.choose(problem, device) if plan is None else planning.validate(plan, problem, device)
 
 
-def _lay_out(operands: Operands) -> LaidOut:
+def _with_float_scales(operands: Operands, stream: Any = None) -> tuple[Operands, list[str]]:
+    """The operands with float32 scales, on a GPU A's in the form that TMA reads; and what was made anew for that."""
+    sfa, sfb, k_blocks, made = operands.sfa, operands.sfb, -(-operands.problem.k // 128), []
+    if sfa.dtype == np.int32:
+        sfa = scale_moves.unpacked(sfa, k_blocks, mn_major=operands.device is not None, stream=stream)
+        made.append(f"sfa: UE8M0, int32 {list(operands.sfa.shape)}, unpacked to float32 {list(sfa.shape)}")
+    elif operands.device is not None:
+        sfa = scale_moves.get_mn_major_tma_aligned_tensor(sfa, stream=stream)
+        if address(sfa) != address(operands.sfa):
+            made.append(f"sfa: row-major {list(sfa.shape)} turned to MN-major, rows of 16-byte multiples")
+    if sfb.dtype == np.int32:
+        sfb = scale_moves.get_row_major_ue8m0_tensor(sfb, k_blocks, stream=stream)
+        made.append(f"sfb: UE8M0, int32 {list(operands.sfb.shape)}, unpacked to float32 {list(sfb.shape)}")
+    return (replace(operands, sfa=sfa, sfb=sfb) if made else operands), made
+
+
+def _lay_out(operands: Operands, stream: Any = None) -> LaidOut:
+    operands, made = _with_float_scales(operands, stream)
+    laid = _lay_out_product(operands)
+    return replace(laid, copies=(*made, *laid.copies)) if made else laid
+
+
+def _lay_out_product(operands: Operands) -> LaidOut:
     if operands.c is None:
         return lay_out(operands)
     total = empty(operands.d.shape, F32, operands.d)
@@ -141,7 +166,7 @@ def _run_on_gpu(operands: Operands, plan: GemmPlan | None, owners: list[Any], st
     choice = _choose(operands, plan, device)
     handle = launching.stream_of([x for x in owners if x is not None], operands.device, stream)
     with launching.ordered(operands.device, handle):
-        laid = _lay_out(operands)
+        laid = _lay_out(operands, handle)
         launch = prepared(choice, laid, device)
         launch(laid, handle)
         _finish(laid)

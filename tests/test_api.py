@@ -332,7 +332,7 @@ def bad_calls():
         "rank": ({"b": (b[0], sfb)}, ProblemError, r"b: expected rank 2, \[N, K\], got \[256\]"),
         "shape": ({"b": (b[:, :100], sfb)}, ProblemError, r"b: expected \[N, 256\] \(K = 256 as in a\), got \[6, 100\]"),
         "scale shape": ({"a": (a, sfa.T.copy())}, ProblemError, r"sfa: expected float32 \[4, 2\] .*, got float32 \[2, 4\]; transposed\?"),
-        "scale dtype": ({"b": (b, sfb.astype(np.float64))}, DTypeError, "sfb: expected float32 scales, got float64"),
+        "scale dtype": ({"b": (b, sfb.astype(np.float64))}, DTypeError, "sfb: expected float32 scales, or int32 of four UE8M0 each, got float64"),
         "NaN scale": ({"a": (a, nan)}, ProblemError, r"sfa: expected finite scales of 0 or more, got nan at \[2, 1\]"),
         "negative scale": ({"b": (b, negative)}, ProblemError, r"sfb: expected finite scales of 0 or more, got -1 at \[0, 0\]"),
         "output shape": ({"d": full((6, 4))}, ProblemError, r"d: expected \[M, N\] = \[4, 6\], got \[6, 4\]; transposed\?"),

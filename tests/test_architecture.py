@@ -17,7 +17,7 @@ LAYERS = [
     {"checkpoint", "kernels"},
     {"cost", "plan"},
     {"arguments", "assemble", "cache", "fingerprint", "launching", "streams"},
-    {"prepared"},
+    {"casts", "onepass", "prepared", "scale_moves"},
     {"api"},
     {"__init__", "__main__", "cli", "report", "testing"},
 ]

@@ -105,4 +105,4 @@ def test_the_version_is_the_installed_one():
 def test_a_name_means_the_same_whatever_was_loaded_before(first):
     """A submodule that is loaded becomes an attribute of the package: it must not take the place of a public function."""
     code = f"import dgnumba\n{first}\nprint(*sorted(n for n in dgnumba.__all__ if not callable(getattr(dgnumba, n))))"
-    assert set(python(code).split()) == {"emu", "errors", "layouts", "ptx", "quant", "testing"}
+    assert set(python(code).split()) == {"checkpoint", "emu", "errors", "layouts", "ptx", "quant", "testing"}

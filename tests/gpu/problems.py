@@ -47,17 +47,25 @@ def warm(plans, arch="sm_90a"):
 
 
 class RoundRobin:
-    """Gives each problem the plan that can take it and has been used least."""
+    """Gives the plans in turn, each with a problem that it can take."""
 
     def __init__(self, plans):
         self.used = dict.fromkeys(plans, 0)
 
-    def next_for(self, problem):
-        able = [p for p in self.used if p.d_dtype == problem.d_dtype.name and KERNEL_OF[p.kernel].supports(problem, H200) is None]
-        able = [p for p in able if KERNEL_OF[p.kernel].refusal(p, problem) is None]
-        chosen = min(able, key=self.used.__getitem__)
-        self.used[chosen] += 1
-        return chosen
+    def next_with(self, rng):
+        """A plan, and a random problem of its output type; the extents are moved to what the plan takes."""
+        chosen = min(self.used, key=self.used.__getitem__)
+        kernel = KERNEL_OF[chosen.kernel]
+        m, n, k = extents(rng)
+        tries = [(m, n, k), (m % 65, n, k), (m, n // 8 * 8, k), (m, n, k // 128 * 128), (m % 65, n, max(k // 128, 32) * 128)]
+        for shape in tries:
+            problem = GemmProblem(*shape, d_dtype=chosen.d_dtype)
+            if kernel.supports(problem, H200) is None and kernel.refusal(chosen, problem) is None:
+                if 0 in shape:  # nothing runs: the plan's turn is still to come
+                    return None, problem
+                self.used[chosen] += 1
+                return chosen, problem
+        raise AssertionError(f"no problem for {chosen.name}")
 
 
 def extents(rng):

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 from conftest import SEED
-from gpu.problems import RoundRobin, all_plans, as_float64, bits_of, bound, describe, extents, operands, output, reference, warm
+from gpu.problems import RoundRobin, all_plans, as_float64, bits_of, bound, describe, operands, output, reference, warm
 
 from dgnumba import api
 from dgnumba.problem import GemmProblem
@@ -72,9 +72,8 @@ def test_random_problems(cupy, plans):
     began, turn, faults, largest = time.monotonic(), RoundRobin(plans), [], 0.0
     for i in range(PROBLEMS):
         rng = np.random.default_rng([SEED, i])
-        m, n, k = extents(rng)
-        problem = GemmProblem(m, n, k, d_dtype=("bfloat16", "float32")[int(rng.integers(2))])
-        chosen = turn.next_for(problem) if m and n and k else None
+        chosen, problem = turn.next_with(rng)
+        m, n, k = problem.m, problem.n, problem.k
         for kind in ("any", "exact"):
             fault, share = check(cupy, rng, problem, chosen, kind)
             largest = max(largest, share)

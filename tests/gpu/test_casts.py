@@ -1,0 +1,185 @@
+"""Casts and moves of scales on a GPU: the bits of the host's functions, on every shape, type and memory form; and the streams that they run on."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numba import cuda
+
+import dgnumba
+from dgnumba import casts, quant, scale_moves
+from dgnumba.errors import ProblemError
+from dgnumba.launching import launch
+from dgnumba.layouts import scales
+from dgnumba.ptx import convert
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = [(1, 16), (1, 7168), (9, 48), (130, 544), (257, 541), (3, 1), (1000, 2112), (128, 20000)]
+
+
+@pytest.fixture(scope="module")
+def cupy():
+    return pytest.importorskip("cupy")
+
+
+def awkward(rng, shape, dtype, all_finite=False):
+    """Random data with blocks that are zero, tiny, huge and, unless told otherwise, not finite."""
+    x = (rng.standard_normal(shape) * np.exp2(rng.integers(-9, 10, shape))).astype(np.float32)
+    rows, columns = shape
+    x[0, : columns // 3] = 0
+    x[-1] *= np.float32(1e-7)
+    if columns > 20 and not all_finite:
+        x[rows // 2, 3], x[rows // 2, columns - 1], x[rows // 3, columns // 2] = np.nan, np.inf, -np.inf
+    with np.errstate(over="ignore"):
+        return x.astype(dtype)
+
+
+def same(expected, actual):
+    """Host and device QTensor: the same bits in the same form; a NaN is a NaN."""
+    data, scale = actual.data.get().view(np.uint8), actual.scale.get()
+    wrong = data != expected.data.view(np.uint8)
+    assert not wrong.any(), f"{int(wrong.sum())} codes differ, first at {np.argwhere(wrong)[0].tolist()}"
+    assert np.array_equal(expected.scale, scale, equal_nan=scale.dtype.kind == "f")
+    if min(scale.shape) > 1:
+        assert actual.scale.strides == expected.scale.strides
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_per_token(cupy, shape, dtype, rng):
+    x = awkward(rng, shape, dtype)
+    held = cupy.asarray(x)
+    for options in (
+        {},
+        {"use_ue8m0": True},
+        {"mn_major": True},
+        {"use_ue8m0": True, "use_packed_ue8m0": True, "mn_major": True},
+        {"use_ue8m0": True, "use_packed_ue8m0": True, "gran_k": 32},
+        {"gran_k": 512},
+        {"gran_k": 48},
+    ):
+        if dtype is not np.float64 or not options.get("mn_major"):
+            with np.errstate(all="ignore"):
+                same(casts.per_token_cast_to_fp8(x, **options), casts.per_token_cast_to_fp8(held, **options))
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float32])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_per_block_and_per_channel(cupy, shape, dtype, rng):
+    x = awkward(rng, shape, dtype)
+    rows = -(-shape[0] // 128) * 128
+    tall = awkward(rng, (rows, shape[1]), dtype)
+    for use_ue8m0 in (False, True):
+        with np.errstate(all="ignore"):
+            same(quant.per_block_cast_to_fp8(x, use_ue8m0), casts.per_block_cast_to_fp8(cupy.asarray(x), use_ue8m0))
+            same(quant.per_channel_cast_to_fp8(tall, use_ue8m0), casts.per_channel_cast_to_fp8(cupy.asarray(tall), use_ue8m0))
+            same(quant.per_channel_cast_to_fp8(tall, use_ue8m0, 32), casts.per_channel_cast_to_fp8(cupy.asarray(tall), use_ue8m0, 32))
+
+
+def test_every_float16(cupy):
+    """All 65536 of them, against scales of every rounding."""
+    bits = np.arange(1 << 16, dtype=np.uint16).reshape(-1, 128)
+    for dtype in (np.float16, ml_dtypes.bfloat16):
+        x = bits.view(dtype)
+        with np.errstate(all="ignore"):
+            same(quant.per_token_cast_to_fp8(x), casts.per_token_cast_to_fp8(cupy.asarray(x)))
+            same(quant.per_token_cast_to_fp8(x, True), casts.per_token_cast_to_fp8(cupy.asarray(x), True))
+
+
+def test_any_strides(cupy, rng):
+    x = awkward(rng, (300, 640), np.float32)
+    held = cupy.asarray(x)
+    wide = cupy.zeros((300, 700), np.float32)
+    wide[:, 1:641] = held
+    for view in (wide[:, 1:641], held.T.copy().T, held[::-1, ::-1], held[:, ::2], held[::3], held[5:, 3:]):
+        host = view.get()
+        same(casts.per_token_cast_to_fp8(host), casts.per_token_cast_to_fp8(view))
+        same(quant.per_block_cast_to_fp8(host), casts.per_block_cast_to_fp8(view))
+
+
+def test_nothing_beside_the_outputs_is_written(cupy, rng):
+    """A cast of a block of a larger array leaves that as it is, and gives the same bits every time."""
+    whole = cupy.asarray(awkward(rng, (400, 1040), np.float32))
+    before = whole.copy()
+    first = casts.per_token_cast_to_fp8(whole[3:390, 16:1024])
+    for _ in range(5):
+        again = casts.per_token_cast_to_fp8(whole[3:390, 16:1024])
+        assert bool((again.data == first.data).all()) and bool((again.scale.view(np.int32) == first.scale.view(np.int32)).all())
+    assert bool((whole.view(np.int32) == before.view(np.int32)).all())
+
+
+def conversion(x, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = convert.f32x4_to_e4m3x4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3])
+
+
+def test_the_conversion_is_its_emulation(cupy, rng):
+    x = rng.integers(0, 2**32, 1 << 20, dtype=np.uint64).astype(np.uint32)
+    x[::2] = (x[::2] & 0x80FFFFFF) | rng.integers(0x39, 0x45, x[::2].size).astype(np.uint32) << 24  # around e4m3's range
+    x[::4] &= np.uint32(0xFFF80000)  # ties
+    values = x.view(np.float32)
+    out = cupy.zeros(values.size // 4, np.uint32)
+    launch(conversion, out.size // 256, 256, (cupy.asarray(values), out))
+    expected = dgnumba.quant.fp8.E4M3.encode(values)
+    assert np.array_equal(expected, out.get().view(np.uint8))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (66, 12), (4096, 56), (4097, 57), (70, 1000), (20000, 4)], ids=str)
+def test_moves(cupy, shape, rng):
+    sf = np.ldexp(np.float32(1), rng.integers(-127, 128, shape)).astype(np.float32)
+    held = cupy.asarray(sf)
+    for view in (held, cupy.repeat(held, 2, axis=1)[:, ::2], held.T.copy().T):
+        turned = scale_moves.get_mn_major_tma_aligned_tensor(view)
+        assert np.array_equal(turned.get(), sf)
+        if min(shape) > 1:
+            assert turned.strides == scales.get_mn_major_tma_aligned_tensor(sf).strides
+        assert np.array_equal(scale_moves.get_row_major_tensor(turned).get(), sf)
+        packed = scale_moves.get_mn_major_tma_aligned_packed_ue8m0_tensor(view)
+        assert np.array_equal(packed.get(), scales.get_mn_major_tma_aligned_packed_ue8m0_tensor(sf))
+        for words in (packed, cupy.ascontiguousarray(packed)):
+            assert np.array_equal(scale_moves.get_row_major_ue8m0_tensor(words, shape[1]).get(), sf)
+            assert np.array_equal(scale_moves.unpacked(words, shape[1]).get(), sf)
+
+
+def test_bad_scales_are_refused(cupy):
+    sf = cupy.ones((300, 9), np.float32)
+    sf[299, 8] = 1.5
+    with pytest.raises(ProblemError, match=r"got 1.5 at \[299, 8\]"):
+        scale_moves.get_mn_major_tma_aligned_packed_ue8m0_tensor(sf)
+
+
+@pytest.mark.parametrize("m, n, k", [(128, 256, 640), (1, 2112, 7168), (4096, 4096, 7168)])
+def test_the_product_takes_packed_scales(cupy, m, n, k, rng):
+    x, w = (cupy.asarray(rng.standard_normal(s, np.float32)) for s in ((m, k), (n, k)))
+    a, b = dgnumba.per_token_cast_to_fp8(x, True, mn_major=True), dgnumba.per_block_cast_to_fp8(w, True)
+    expected = dgnumba.fp8_gemm_nt(a, b)
+    packed_b = (b.data, scale_moves.get_mn_major_tma_aligned_packed_ue8m0_tensor(b.scale))
+    for mn_major in (True, False):
+        packed_a = dgnumba.per_token_cast_to_fp8(x, True, 128, True, mn_major=mn_major)
+        found = dgnumba.fp8_gemm_nt(packed_a, packed_b)
+        assert bool((found.view(np.uint16) == expected.view(np.uint16)).all())
+    copies = dgnumba.explain(packed_a, packed_b).copies
+    assert [c.partition(":")[0] for c in copies[:2]] == ["sfa", "sfb"] and "unpacked" in copies[0]
+
+
+def test_streams(cupy, rng):
+    """On CuPy's current stream, with the input made there just before."""
+    x = cupy.asarray(rng.standard_normal((4096, 4096), np.float32))
+    expected = casts.per_token_cast_to_fp8(x * 2)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        for _ in range(10):
+            made = casts.per_token_cast_to_fp8(x * 2, mn_major=True)
+            turned = scale_moves.get_mn_major_tma_aligned_tensor(expected.scale)
+    stream.synchronize()
+    assert bool((made.data == expected.data).all()) and bool((made.scale == expected.scale).all())
+    assert bool((turned == expected.scale).all())
+
+
+def test_torch_tensors(cupy, rng):
+    torch = pytest.importorskip("torch")
+    x = torch.randn(130, 544, device="cuda").to(torch.bfloat16)
+    host = x.float().cpu().numpy().astype(ml_dtypes.bfloat16)
+    same(quant.per_token_cast_to_fp8(host), casts.per_token_cast_to_fp8(x))
+    same(quant.per_block_cast_to_fp8(host), casts.per_block_cast_to_fp8(x))

@@ -208,6 +208,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--m", type=int, nargs="*", help="only these M")
+    parser.add_argument("--flush", choices=["memset", "read"], help="only this way to flush")
     options = parser.parse_args()
     torch.manual_seed(0)
     env = environment("python bench/bench_gemm.py " + " ".join(sys.argv[1:]))
@@ -217,15 +218,17 @@ def main() -> None:
     for family in options.family:
         if family == "host":
             rows += [*host_cost(env), *first_calls(env)]
+            save(rows, options.out)
             continue
         shapes, kinds = FAMILIES[family]
-        for kind in kinds:
+        for kind in [options.flush] if options.flush else kinds:
             flush = Flush(kind)
             for shape in shapes:
                 if options.m and shape[0] not in options.m:
                     continue
                 row = measure(shape, flush, options.runs, options.rounds, env)
                 rows.append(row)
+                save(rows, options.out)
                 ratios = " ".join(f"{name} {us:.1f} ({us / row['us']:.3f})" for name, us in row["rivals"].items())
                 equal = f"bits equal {row.get('bits_equal')}"
                 print(
@@ -236,10 +239,16 @@ def main() -> None:
     for row in rows:
         if row["bench"] != "fp8_gemm_nt":
             print({key: value for key, value in row.items() if key not in env})
-    if options.out:
-        keep = json.loads(options.out.read_text()) if options.out.exists() else []
-        done = {_key(row) for row in rows}
-        options.out.write_text(json.dumps([r for r in keep if _key(r) not in done] + rows, indent=1) + "\n")
+    save(rows, options.out)
+
+
+def save(rows: list[dict[str, Any]], out: Path | None) -> None:
+    """Put rows into the file of results, in the place of older ones of the same problem and method."""
+    if out is None:
+        return
+    keep = json.loads(out.read_text()) if out.exists() else []
+    done = {_key(row) for row in rows}
+    out.write_text(json.dumps([r for r in keep if _key(r) not in done] + rows, indent=1) + "\n")
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:

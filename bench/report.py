@@ -21,15 +21,32 @@ def table(rows: list[Row]) -> str:
     """Figures as Markdown: one table for each function that was measured, all of its rivals beside it."""
     if not rows:
         return "No figures are recorded yet.\n"
-    benches = dict.fromkeys(row["bench"] for row in rows)
-    return "\n".join(_one([row for row in rows if row["bench"] == bench]) for bench in benches)
+    products = [row for row in rows if "tflops" in row]
+    kinds = dict.fromkeys((row["bench"], _flush(row)) for row in products)
+    tables = [_one([row for row in products if (row["bench"], _flush(row)) == kind]) for kind in kinds]
+    others = [row for row in rows if "tflops" not in row]
+    return "\n".join([*tables, *([_other(others)] if others else [])])
+
+
+def _flush(row: Row) -> str:
+    return str((row.get("method") or {}).get("flush", ""))
+
+
+def _other(rows: list[Row]) -> str:
+    """Everything that is no product: the host's cost of a call, a process's first call, casts."""
+    lines = ["What else was measured, in microseconds:", "", "| what | dgnumba | beside it |", "|---|---|---|"]
+    for row in rows:
+        what = " ".join(f"{key} {row[key]}" for key in ("m", "n", "k", "cache", "dtype") if row.get(key) is not None)
+        beside = ", ".join(f"{name} {_us(us)}" for name, us in (row.get("rivals") or {}).items() if us)
+        lines.append(f"| `{row['bench']}` {what} | {_us(row['us'])} | {beside or '-'} |")
+    return "\n".join(lines) + "\n"
 
 
 def _one(rows: list[Row]) -> str:
     rivals = list(dict.fromkeys(name for row in rows for name in row.get("rivals") or {}))
     gpus, dates = ({row.get(key) for row in rows} for key in ("gpu", "date"))
     lines = [
-        f"`{rows[0]['bench']}` on one {_list(gpus)}, {_list(dates)}: microseconds (the median of the recorded runs),",
+        f"`{rows[0]['bench']}` on one {_list(gpus)}, {_list(dates)}{_flushed(rows[0])}: microseconds (the median of the recorded runs),",
         "and in brackets a rival's time over ours, so that more than 1 is ours.",
         "",
         "| M x N x K | dgnumba | TFLOP/s | " + "".join(f"{name} | " for name in rivals) + "equal bits |",
@@ -41,6 +58,11 @@ def _one(rows: list[Row]) -> str:
         cells = [f"{row['m']} x {row['n']} x {row['k']}", _us(row["us"]), f"{row['tflops']:.0f}", *others, equal]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _flushed(row: Row) -> str:
+    how = {"memset": ", L2 flushed by a memset", "read": ", L2 flushed by reading"}
+    return how.get(_flush(row), "")
 
 
 def _rival(row: Row, name: str) -> str:

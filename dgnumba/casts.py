@@ -8,25 +8,20 @@ What no kernel takes (float64, odd groups) goes the way of the host on the GPU t
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from . import launching, quant
-from .device import Device
-from .errors import ProblemError
+from . import quant
 from .kernels import smxx_cast
 from .kernels.smxx_cast import CastPlan
-from .layouts.scales import get_tma_aligned_size
 from .layouts.scales import mn_major as turned
+from .onepass import On, launch, machine, new_scales, queued
 from .problem import scale_shape
 from .quant import QTensor
 from .quant.fp8 import E4M3
-from .xp import ArrayView, address, as_array, carrier, device_of, is_device_array, namespace
+from .xp import ArrayView, address, as_array, carrier, namespace
 
-On = Literal["cuda", "emulator"]
 _MULTIPLE = 16
 """Bytes of an access, and the elements that a thread stores: where rows begin and end for the vector form of a cast."""
 
@@ -123,22 +118,21 @@ def per_block_cast_to_fp8(
     return quant.per_block_cast_to_fp8(x, use_ue8m0, gran_k) if plan is None else run.cast(plan, (gran_k, gran_k))
 
 
+_built = functools.cache(smxx_cast.build)
+
+
 class _Run:
     """One call: where it runs, and its cast."""
 
     def __init__(self, view: ArrayView, owner: Any, on: On | None, stream: Any, policy: str) -> None:
-        if on not in (None, "cuda", "emulator") or on is not None and (on == "emulator") != (view.device is None):
-            place = "host memory" if view.device is None else f"GPU {view.device}"
-            raise ProblemError(f"on: expected 'cuda' for arrays on a GPU or 'emulator' for host memory, got {on!r} for x in {place}")
-        self.view, self.x, self.owner, self.on, self.stream, self.policy = view, view.array, owner, on, stream, policy
+        self.view, self.x, self.owner, self.stream, self.policy = view, view.array, owner, stream, policy
         self.shape: tuple[int, ...] = view.array.shape
-        self.is_emulated = on == "emulator"
-        self.device = Device.numbered(view.device) if view.device is not None else Device.named("h200")
+        self.device = machine(view.array, on)
 
     def plan(self, blocks: str, group: int, use_ue8m0: bool, packed: bool = False) -> CastPlan | None:
         """The kernel for this array; None where the way of the host is to be taken."""
         dtype = self.view.dtype
-        if self.view.device is None and not self.is_emulated or dtype is None or len(self.shape) != 2 or 0 in self.shape:
+        if self.device is None or dtype is None or len(self.shape) != 2 or 0 in self.shape:
             return None
         plan = CastPlan(blocks, dtype.name, group, use_ue8m0, packed, self._is_vector(), self.device.cc >= (8, 9))
         if smxx_cast.refusal(plan) is not None or max(self.shape) >= 1 << 31 or smxx_cast.grid(plan, *self.shape)[1] > 65535:
@@ -146,64 +140,21 @@ class _Run:
         return plan
 
     def _is_vector(self) -> bool:
-        (pitch, step), columns = self.x.strides, self.shape[1]
-        return bool(
-            step == self.x.itemsize and columns % _MULTIPLE == 0 and (pitch % _MULTIPLE == 0 or self.shape[0] == 1) and address(self.x) % 16 == 0
-        )
+        (pitch, step), (rows, columns) = self.x.strides, self.shape
+        is_even = columns % _MULTIPLE == 0 and (pitch % _MULTIPLE == 0 or rows == 1) and address(self.x) % _MULTIPLE == 0
+        return bool(step == self.x.dtype.itemsize and is_even)
 
     def cast(self, plan: CastPlan, granularity: tuple[int, int], mn_major: bool = False) -> QTensor:
         """Run the kernel."""
+        assert self.device is not None
         m, k = self.shape
         with queued(self.x, self.owner, self.stream) as stream:
             data = namespace(self.x).empty((m, k), np.uint8)
-            scale = new_scales(scale_shape((m, k), granularity), plan.packed, mn_major, self.x)
+            scale, _ = new_scales(scale_shape((m, k), granularity), plan.packed, mn_major, self.x)
             args = [address(self.x), *self.x.strides, address(data), address(scale), *scale.strides, m, k]
             launch(plan, _built(plan), smxx_cast.grid(plan, m, k), args, (self.x, data, scale), self.device, stream, self.policy)
         held = carrier(E4M3, self.x)
         return QTensor(data if held == np.uint8 else data.view(held), scale, E4M3, granularity)
-
-
-@contextmanager
-def queued(array: Any, owner: Any, stream: Any) -> Iterator[int | None]:
-    """The stream of a GPU's array, with what is allocated inside ordered on it; None for host memory."""
-    if not is_device_array(array):
-        yield None
-        return
-    device = int(array.device.id)
-    handle = launching.stream_of([owner], device, stream)
-    with launching.ordered(device, handle):
-        yield handle
-
-
-def new_scales(shape: tuple[int, ...], packed: bool, mn_major: bool, like: Any) -> Any:
-    """A new array of scales ``[mn, k_blocks]`` beside `like`: float32, or int32 words; row-major, or MN-major and TMA-aligned."""
-    xp, (mn, k_blocks) = namespace(like), shape
-    dtype, columns = (np.int32, -(-k_blocks // 4)) if packed else (np.float32, k_blocks)
-    with device_of(like):
-        if not mn_major:
-            return xp.empty((mn, columns), dtype)
-        memory = xp.empty((columns, get_tma_aligned_size(mn, 4)), dtype)
-        if memory.shape[1] > mn:
-            memory[:, mn:] = 0
-        return memory[:, :mn].T
-
-
-_built = functools.cache(smxx_cast.build)
-
-
-def launch(
-    plan: Any, made: Any, grid: tuple[int, ...], args: list[int], arrays: tuple[Any, ...], device: Device, stream: int | None, policy: str
-) -> None:
-    """Run the kernel `made` of a plan, on the GPU or, without a stream, in the emulator. No argument is an array: `arrays` are what it reaches."""
-    if stream is None:
-        from . import emu
-
-        emu.run(made.kernel, grid, made.threads, [kind(value) for kind, value in zip(made.argtypes, args)], policy=policy, arrays=arrays)
-        return
-    assert device.index is not None
-    program = launching.program(plan, lambda: (made.kernel, made.argtypes), arch=device.arch, threads=made.threads)
-    launcher = program.launcher(device.index, launching.LaunchShape((*grid, 1), (made.threads, 1, 1)))
-    launcher([value & kind.mask for kind, value in zip(made.argtypes, args)], (), stream)
 
 
 __all__ = ["per_block_cast_to_fp8", "per_channel_cast_to_fp8", "per_token_cast_to_fp8"]

@@ -66,8 +66,6 @@ if TYPE_CHECKING:
     from .launching import launch as launch
     from .launching import tensor_map as tensor_map
     from .layouts import get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor as get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor
-    from .scale_moves import get_mn_major_tma_aligned_packed_ue8m0_tensor as get_mn_major_tma_aligned_packed_ue8m0_tensor
-    from .scale_moves import get_mn_major_tma_aligned_tensor as get_mn_major_tma_aligned_tensor
     from .layouts import get_tma_aligned_size as get_tma_aligned_size
     from .layouts import pack_ue8m0_to_int as pack_ue8m0_to_int
     from .layouts import transform_k_grouped_sf_into_required_layout as transform_k_grouped_sf_into_required_layout
@@ -80,6 +78,8 @@ if TYPE_CHECKING:
     from .quant import per_custom_dims_cast_to_fp8 as per_custom_dims_cast_to_fp8
     from .quant import per_token_cast_to_fp4 as per_token_cast_to_fp4
     from .quant import quantize as quantize
+    from .scale_moves import get_mn_major_tma_aligned_packed_ue8m0_tensor as get_mn_major_tma_aligned_packed_ue8m0_tensor
+    from .scale_moves import get_mn_major_tma_aligned_tensor as get_mn_major_tma_aligned_tensor
 
 
 def __getattr__(name: str) -> Any:

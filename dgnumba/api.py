@@ -151,7 +151,14 @@ def _as_float32(x: Any) -> Any:
 
 
 def _store_float32(target: Any, total: Any) -> None:
-    target[...] = DTYPES["bfloat16"].encode(total, namespace(total)).view(target.dtype) if target.dtype.itemsize == 2 else total
+    target[...] = _as_bfloat16(total).view(target.dtype) if target.dtype.itemsize == 2 else total
+
+
+def _as_bfloat16(total: Any) -> Any:
+    """The bits of float32 as bfloat16, to nearest even; too large is infinite, as the kernels' cvt.rn has it (`DType.encode` saturates)."""
+    xp, bits = namespace(total), total.view("uint32")
+    rounded = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
+    return xp.where(xp.isnan(total), bits >> 16 & 0x8000 | 0x7FC0, rounded).astype("uint16")
 
 
 def _write_addend(operands: Operands) -> None:

@@ -267,6 +267,23 @@ def test_F23_scales_come_before_rounding(on):
 
 
 @on
+@pytest.mark.parametrize("with_c", [False, True])
+@pytest.mark.parametrize("dtype", [BF16, np.float32])
+def test_F22_F23_overflow_is_infinite_with_and_without_an_addend(on, with_c, dtype):
+    """What is too large for the output rounds to infinity, as it does in float32; it is not cut to the largest number."""
+    (a, sfa), (b, sfb) = ones(3, 5, 128)
+    sfa[1], sfb[:] = 2.0**71, 2.0**50
+    sfa[2] = np.float32(2.0**70) * np.float32(1.9999999)  # 2^128 less a little: finite in float32, past the last bfloat16
+    c = full((3, 5), dtype, 0) if with_c else None
+    d = api.fp8_gemm_nt((a, sfa), (b, sfb), full((3, 5), dtype), c, on=on)
+    assert np.isinf(d[1]).all() and np.isfinite(d[0]).all()
+    assert np.isinf(d[2]).all() == (dtype is BF16)
+    if with_c:
+        c[0] = np.inf
+        assert np.isinf(api.fp8_gemm_nt((a, sfa), (b, sfb), full((3, 5), dtype), c, on=on)[0]).all()
+
+
+@on
 @pytest.mark.parametrize("last, expected", [(3, 256), (5, 260)])
 def test_F23_ties_go_to_even(on, last, expected):
     (a, sfa), b = ones(1, 2, 128)

@@ -17,7 +17,7 @@ from .layouts.operands import LaidOut, lay_out
 from .plan import Choice
 from .prepared import built as built_kernel
 from .prepared import prepared, quick, remember
-from .problem import Operands, check_fp8_gemm_nt
+from .problem import Operands, check_fp8_gemm_nt, settle
 from .quant.host import fp8_gemm_nt_host
 from .xp import address, device_of, empty, namespace
 
@@ -69,8 +69,11 @@ def fp8_gemm_nt(
     """
     if d is not None and c is None and plan is None and not check and on in (None, "cuda") and quick(a, b, d, stream):
         return d
-    operands = check_fp8_gemm_nt(a, b, d, c, check)
+    operands = check_fp8_gemm_nt(a, b, d, c, check, defer=True)
     where = _where(on, operands)
+    if where == "cuda":
+        made = _run_on_gpu(operands, plan, check, (*a, *b, d), c, stream)
+        return made if d is None else d
     result = operands.d if d is None else d
     if operands.problem.is_empty:
         return result
@@ -79,10 +82,8 @@ def fp8_gemm_nt(
     elif where == "host":
         operands, _ = _with_float_scales(operands)
         fp8_gemm_nt_host(operands.a, operands.sfa, operands.b, operands.sfb, operands.d, operands.c)
-    elif where == "emulator":
-        _emulate(operands, plan, policy)
     else:
-        _run_on_gpu(operands, plan, [*a, *b, d], stream)
+        _emulate(operands, plan, policy)
     return result
 
 
@@ -167,18 +168,29 @@ def _write_addend(operands: Operands) -> None:
         operands.d[...] = 0 if operands.c is None else operands.c
 
 
-def _run_on_gpu(operands: Operands, plan: GemmPlan | None, owners: list[Any], stream: Any) -> None:
-    assert operands.device is not None
-    device = Device.numbered(operands.device)
-    choice = _choose(operands, plan, device)
-    handle = launching.stream_of([x for x in owners if x is not None], operands.device, stream)
-    with launching.ordered(operands.device, handle):
-        laid = _lay_out(operands, handle)
-        launch = prepared(choice, laid, device)
-        launch(laid, handle)
-        _finish(laid)
-    if plan is None and operands.c is None and owners[-1] is not None:
-        remember(tuple(owners), launch, laid)
+def _run_on_gpu(operands: Operands, plan: GemmPlan | None, check: bool | None, owners: tuple[Any, ...], c: Any, stream: Any) -> Any:
+    """Queue the product; `owners` are a, sfa, b, sfb, d as the caller gave them. Returns the array of d."""
+    index = operands.device
+    assert index is not None
+    handle = launching.stream_of([x for x in (*owners, c) if x is not None], index, stream)
+    with launching.ordered(index, handle):
+        operands = settle(operands, check)
+        if operands.problem.is_empty:
+            return operands.d
+        if operands.problem.k == 0:
+            _write_addend(operands)
+        else:
+            device = Device.numbered(index)
+            choice = _choose(operands, plan, device)
+            laid = _lay_out(operands, handle)
+            launch = prepared(choice, laid, device)
+            launch(laid, handle)
+            _finish(laid)
+            if plan is None and c is None and owners[-1] is not None:
+                remember(owners, launch, laid)
+    if owners[-1] is None and stream is None:
+        launching.joined(index, handle)
+    return operands.d
 
 
 def _emulate(operands: Operands, plan: GemmPlan | None, policy: str) -> None:
@@ -236,7 +248,7 @@ def _shared(plan: GemmPlan) -> str:
 
 
 def explain(a: Any, b: Any, d: Any = None, c: Any = None, *, check: bool | None = None, plan: GemmPlan | None = None) -> Explanation:
-    """What `fp8_gemm_nt` would do with these arguments, and why; `print` it. Compiles the kernel, runs nothing.
+    """What `fp8_gemm_nt` would do with these arguments, and why; `print` it. Compiles the kernel and lays the operands out, but multiplies nothing.
 
     Raises as `fp8_gemm_nt` does.
     """

@@ -8,6 +8,7 @@ What no kernel takes (float64, odd groups) goes the way of the host on the GPU t
 from __future__ import annotations
 
 import functools
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -67,8 +68,9 @@ def per_token_cast_to_fp8(
     plan = run.plan("token", gran_k, use_ue8m0, use_packed_ue8m0)
     if plan is not None:
         return run.cast(plan, (1, gran_k), mn_major)
-    q = quant.per_token_cast_to_fp8(x, use_ue8m0, gran_k, use_packed_ue8m0)
-    return QTensor(q.data, turned(q.scale), q.dtype, q.granularity) if mn_major else q
+    with run.queued():
+        q = quant.per_token_cast_to_fp8(x, use_ue8m0, gran_k, use_packed_ue8m0)
+        return QTensor(q.data, turned(q.scale), q.dtype, q.granularity) if mn_major else q
 
 
 def per_channel_cast_to_fp8(
@@ -92,7 +94,8 @@ def per_channel_cast_to_fp8(
     run = _Run(as_array(x, "x"), x, on, stream, policy)
     plan = run.plan("channel", gran_k, use_ue8m0)
     if plan is None or run.shape[0] % gran_k:
-        return quant.per_channel_cast_to_fp8(x, use_ue8m0, gran_k)
+        with run.queued():
+            return quant.per_channel_cast_to_fp8(x, use_ue8m0, gran_k)
     return run.cast(plan, (gran_k, 1))
 
 
@@ -115,7 +118,10 @@ def per_block_cast_to_fp8(
     """
     run = _Run(as_array(x, "x"), x, on, stream, policy)
     plan = run.plan("block", gran_k, use_ue8m0)
-    return quant.per_block_cast_to_fp8(x, use_ue8m0, gran_k) if plan is None else run.cast(plan, (gran_k, gran_k))
+    if plan is None:
+        with run.queued():
+            return quant.per_block_cast_to_fp8(x, use_ue8m0, gran_k)
+    return run.cast(plan, (gran_k, gran_k))
 
 
 _built = functools.cache(smxx_cast.build)
@@ -128,6 +134,10 @@ class _Run:
         self.view, self.x, self.owner, self.stream, self.policy = view, view.array, owner, stream, policy
         self.shape: tuple[int, ...] = view.array.shape
         self.device = machine(view.array, on)
+
+    def queued(self) -> AbstractContextManager[int | None]:
+        """The stream of the call, and what is allocated inside in its order."""
+        return queued(self.x, self.owner, self.stream)
 
     def plan(self, blocks: str, group: int, use_ue8m0: bool, packed: bool = False) -> CastPlan | None:
         """The kernel for this array; None where the way of the host is to be taken."""
@@ -148,7 +158,7 @@ class _Run:
         """Run the kernel."""
         assert self.device is not None
         m, k = self.shape
-        with queued(self.x, self.owner, self.stream) as stream:
+        with self.queued() as stream:
             data = namespace(self.x).empty((m, k), np.uint8)
             scale, _ = new_scales(scale_shape((m, k), granularity), plan.packed, mn_major, self.x)
             args = [address(self.x), *self.x.strides, address(data), address(scale), *scale.strides, m, k]

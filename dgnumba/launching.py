@@ -20,7 +20,7 @@ from .assemble import Cubin, assemble
 from .device import Device
 from .driver import Kernel, Launcher, LaunchShape
 from .errors import ProblemError
-from .streams import LEGACY, ordered, stream_of
+from .streams import LEGACY, joined, ordered, stream_of
 
 Dim3 = int | Sequence[int]
 On = Literal["cuda", "emulator"]
@@ -51,6 +51,8 @@ class Program:
             if self._kernel is None:
                 with driver.on_device(device):
                     self._kernel = Kernel(self.cubin.code, self.cubin.entry)
+            if len(self._launchers) >= _KEPT:
+                self._launchers.clear()
             made = Launcher(self._kernel, device, self.cubin.parameters, shape)
             return self._launchers.setdefault((device, shape), made)
 
@@ -215,6 +217,7 @@ __all__ = [
     "compiled",
     "encoded",
     "encoder",
+    "joined",
     "launch",
     "ordered",
     "program",

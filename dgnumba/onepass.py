@@ -42,6 +42,8 @@ def queued(array: Any, owner: Any, stream: Any) -> Iterator[int | None]:
     handle = launching.stream_of([owner], device, stream)
     with launching.ordered(device, handle):
         yield handle
+    if stream is None:
+        launching.joined(device, handle)
 
 
 def new_scales(shape: tuple[int, ...], packed: bool, mn_major: bool, like: Any) -> tuple[Any, Any]:

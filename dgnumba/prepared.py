@@ -16,6 +16,7 @@ from .device import Device
 from .kernels import Built, GemmPlan
 from .layouts.operands import LaidOut
 from .plan import Choice
+from .problem import is_plain
 from .xp import address
 
 _KEPT = 1024
@@ -121,10 +122,9 @@ def quick(a_pair: Any, b_pair: Any, d: Any, stream: Any) -> bool:
     cupy = sys.modules.get("cupy")
     if cupy is None:
         return False
-    try:
-        (a, sfa), (b, sfb) = a_pair, b_pair
-    except (TypeError, ValueError):
+    if not (_is_taken(a_pair, (1, 128)) and _is_taken(b_pair, (128, 128))):
         return False
+    (a, sfa), (b, sfb) = a_pair, b_pair
     arrays = (a, sfa, b, sfb, d)
     array_type = cupy.ndarray
     for x in arrays:
@@ -136,6 +136,13 @@ def quick(a_pair: Any, b_pair: Any, d: Any, stream: Any) -> bool:
     device = d.data.device_id
     handle = cupy.cuda.get_current_stream(device).ptr or launching.LEGACY if stream is None else launching.stream_of(arrays, device, stream)
     return call((a.data.ptr, sfa.data.ptr, b.data.ptr, sfb.data.ptr, d.data.ptr), handle)
+
+
+def _is_taken(pair: Any, granularity: tuple[int, int]) -> bool:
+    """Whether arrays are all there is to an operand. A QTensor says more, and on CuPy e5m2 is uint8 too."""
+    if type(pair) is tuple or type(pair) is list:
+        return len(pair) == 2
+    return hasattr(pair, "granularity") and is_plain(pair, granularity)
 
 
 def remember(arrays: tuple[Any, ...], launch: PreparedLaunch, laid: LaidOut) -> None:

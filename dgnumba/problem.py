@@ -9,7 +9,7 @@ names the argument, what was expected and what came.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -120,6 +120,7 @@ def check_fp8_gemm_nt(
     c: Any = None,
     check: bool | None = None,
     out_dtype: DType | str = BF16,
+    defer: bool = False,
 ) -> Operands:
     """Check the arguments of ``d = c + a @ b.T``, 1x128 scales on `a`, 128x128 on `b`.
 
@@ -134,6 +135,7 @@ def check_fp8_gemm_nt(
             host yes, on the GPU no, where it costs a pass over them and a synchronisation. A zero
             scale is legal; its block adds nothing.
         out_dtype: element type of a new `d`.
+        defer: on a GPU, leave to `settle` what has to be in a stream's order.
 
     Raises:
         ProblemError: wrong rank, shape, device, a bad scale, or an output that is read-only or
@@ -156,21 +158,29 @@ def check_fp8_gemm_nt(
     device = _same_device(("a", a_data), ("sfa", sfa), ("b", b_data), ("sfb", sfb), ("d", out), ("c", add))
     if out is not None:
         _check_overlap(out, (("a", a_data), ("sfa", sfa), ("b", b_data), ("sfb", sfb)), add)
-    if check if check is not None else device is None:
-        _check_scales("sfa", sfa.array)
-        _check_scales("sfb", sfb.array)
     problem = GemmProblem(m, n, k, E4M3, E4M3, d_dtype, gran_a, gran_b, add is not None)
-    d_array = empty((m, n), d_dtype, a_data.array) if out is None else out.array
-    return Operands(
+    operands = Operands(
         problem,
         a_data.array,
         sfa.array,
         b_data.array,
         sfb.array,
-        d_array,
+        None if out is None else out.array,
         None if add is None else add.array,
         device,
     )
+    return operands if defer and device is not None else settle(operands, check)
+
+
+def settle(operands: Operands, check: bool | None) -> Operands:
+    """Look at the scales as `check` says, and make the `d` that was not given: on a GPU, on CuPy's current stream."""
+    if check if check is not None else operands.device is None:
+        _check_scales("sfa", operands.sfa)
+        _check_scales("sfb", operands.sfb)
+    if operands.d is not None:
+        return operands
+    problem = operands.problem
+    return replace(operands, d=empty((problem.m, problem.n), problem.d_dtype, operands.a))
 
 
 def _operand(name: str, pair: Any) -> tuple[ArrayView, ArrayView]:
@@ -191,6 +201,11 @@ def _operand(name: str, pair: Any) -> tuple[ArrayView, ArrayView]:
         got = scale.dtype_name + _scale_hint(scale.dtype_name)
         raise DTypeError(f"sf{name}: expected float32 scales, or int32 of four UE8M0 each, got {got}")
     return data, scale
+
+
+def is_plain(q: Any, granularity: tuple[int, int]) -> bool:
+    """Whether a QTensor is taken as its bytes and scales alone."""
+    return _is_plain_e4m3(q) and tuple(q.granularity) == granularity
 
 
 def _is_plain_e4m3(q: Any) -> bool:

@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from .errors import ProblemError
 from .kernels import smxx_layout
 from .kernels.smxx_layout import LayoutPlan
 from .layouts import scales
 from .layouts.ue8m0 import checked_words
 from .onepass import On, launch, machine, new_scales, queued
 from .xp import address, as_array, namespace
+
+_MAX_GRID_Y = 65535
+"""CTAs along y that CUDA launches."""
 
 _built = functools.cache(smxx_layout.build)
 
@@ -39,11 +41,10 @@ def get_mn_major_tma_aligned_tensor(sf: Any, *, on: On | None = None, stream: An
     """
     array = as_array(sf, "sf").array
     device = machine(array, on, "sf")
-    if device is None or array.dtype != np.float32 or array.ndim != 2 or array.size == 0:
-        return scales.get_mn_major_tma_aligned_tensor(array)
-    strides = (4, scales.get_tma_aligned_size(array.shape[0], 4) * 4)
-    if scales._conforms(array, strides):
-        return scales.get_mn_major_tma_aligned_tensor(array)
+    strides = (4, scales.get_tma_aligned_size(array.shape[0], 4) * 4) if array.ndim == 2 else ()
+    if device is None or not _is_taken("turn", array) or scales._conforms(array, strides):
+        with queued(array, sf, stream):
+            return scales.get_mn_major_tma_aligned_tensor(array)
     out, _ = _moved("turn", array, sf, array.shape, False, True, (on, stream, policy))
     return out
 
@@ -52,8 +53,9 @@ def get_row_major_tensor(sf: Any, *, on: On | None = None, stream: Any = None, p
     """Inverse of `get_mn_major_tma_aligned_tensor`: the same scales, C-contiguous, no padding; arguments likewise."""
     array = as_array(sf, "sf").array
     device = machine(array, on, "sf")
-    if device is None or array.dtype != np.float32 or array.ndim != 2 or array.size == 0 or array.flags.c_contiguous:
-        return scales.get_row_major_tensor(array)
+    if device is None or not _is_taken("turn", array) or array.flags.c_contiguous or not _is_taken("turn", array.T):
+        with queued(array, sf, stream):
+            return scales.get_row_major_tensor(array)
     # row-major scales [mn, k] are MN-major ones [k, mn] without padding
     with queued(array, sf, stream) as handle:
         out = namespace(array).empty(array.shape, np.float32)
@@ -89,8 +91,9 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(
         DTypeError: another type. ProblemError: a scale that is no power of two; another rank.
     """
     array = as_array(sf, "sf").array
-    if machine(array, on, "sf") is None or psum_layout is not None or array.dtype != np.float32 or array.ndim != 2 or array.size == 0:
-        return scales.get_mn_major_tma_aligned_packed_ue8m0_tensor(array, psum_layout, m_alignment=m_alignment)
+    if machine(array, on, "sf") is None or psum_layout is not None or not _is_taken("pack", array):
+        with queued(array, sf, stream):
+            return scales.get_mn_major_tma_aligned_packed_ue8m0_tensor(array, psum_layout, m_alignment=m_alignment)
     with queued(array, sf, stream):
         out, flag = _moved("pack", array, sf, array.shape, True, True, (on, stream, policy))
         if check and int(flag[0]):
@@ -123,9 +126,10 @@ def unpacked(
     """Float32 scales of packed ones, straight in MN-major, TMA-aligned memory; arguments as of `get_row_major_ue8m0_tensor`."""
     words = checked_words(packed, "packed")
     k_blocks = 4 * words.shape[-1] if k_blocks is None else k_blocks
-    if machine(words, on, "packed") is None or words.ndim != 2 or words.size == 0 or -(-k_blocks // 4) != words.shape[1]:
-        values = scales.get_row_major_ue8m0_tensor(words, k_blocks)
-        return scales.mn_major(values) if mn_major else values
+    if machine(words, on, "packed") is None or not _is_taken("unpack", words) or -(-k_blocks // 4) != words.shape[1]:
+        with queued(words, packed, stream):
+            values = scales.get_row_major_ue8m0_tensor(words, k_blocks)
+            return scales.mn_major(values) if mn_major else values
     out, _ = _moved("unpack", words, packed, (words.shape[0], k_blocks), False, mn_major, (on, stream, policy))
     return out
 
@@ -153,11 +157,17 @@ def _moved(
 def _turn(array: Any, out: Any, memory: Any, pitch: int, flag: Any, plan: LayoutPlan, device: Any, stream: int | None, policy: str) -> None:
     """Launch "turn" or "pack": `out` is given by its address and the pitch of its lines."""
     grid = smxx_layout.grid(plan, *array.shape)
-    if grid[1] > 65535:
-        raise ProblemError(f"sf: expected at most {65535 * smxx_layout.TILE} rows, got {array.shape[0]}")
     args = [address(array), *array.strides, address(out), pitch, 0 if flag is None else address(flag), *array.shape]
     arrays = (array, memory) if flag is None else (array, memory, flag)
     launch(plan, _built(plan), grid, args, arrays, device, stream, policy)
+
+
+def _is_taken(move: str, array: Any) -> bool:
+    """Whether there is a kernel for the array; else CuPy, or NumPy, moves it."""
+    if array.dtype != (np.int32 if move == "unpack" else np.float32) or array.ndim != 2 or array.size == 0:
+        return False
+    columns = 4 * array.shape[1] if move == "unpack" else array.shape[1]
+    return smxx_layout.grid(LayoutPlan(move), array.shape[0], columns)[1] <= _MAX_GRID_Y
 
 
 def _by_16(array: Any) -> bool:

@@ -74,6 +74,24 @@ def _handle(stream: Any) -> int:
     return int(handle) or LEGACY
 
 
+def joined(device: int, stream: int) -> None:
+    """Have CuPy's current stream wait for `stream`: what came from another library's arrays, there, is CuPy's now.
+
+    Not while `stream` is captured, as the capture would then take CuPy's stream in.
+    """
+    cupy = sys.modules["cupy"]
+    current = cupy.cuda.get_current_stream(device)
+    if (int(current.ptr) or LEGACY) == stream:
+        return
+    source = cupy.cuda.Stream.null if stream in (0, LEGACY) else cupy.cuda.ExternalStream(stream, device)
+    if source.is_capturing():
+        return
+    with cupy.cuda.Device(device):
+        event = cupy.cuda.Event(disable_timing=True)
+        event.record(source)
+        current.wait_event(event)
+
+
 @contextmanager
 def ordered(device: int, stream: int) -> Iterator[None]:
     """Have `device` and, for CuPy, `stream` current: where the temporaries of a launch are made."""

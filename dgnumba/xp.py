@@ -171,11 +171,24 @@ def as_array(x: Any, argument: str = "x") -> ArrayView:
         if not is_device_array(x):
             array = np.from_dlpack(x)
             return _view(array, array.dtype, None, array.flags.writeable)
-        array = _cupy(argument).asarray(x)
-        return _view(array, array.dtype, array.device.id, True)
+        return _from_interface(x, argument)
     raise DTypeError(
         f"{argument}: expected an array (NumPy, CuPy, torch, JAX, or with __cuda_array_interface__ or DLPack), got {type(x).__name__}"
     )
+
+
+def _from_interface(x: Any, argument: str) -> ArrayView:
+    cupy = _cupy(argument)
+    interface = getattr(x, "__cuda_array_interface__", None)
+    if interface is None:
+        array = cupy.from_dlpack(x)
+        return _view(array, array.dtype, array.device.id, True)
+    pointer, is_read_only = interface["data"]
+    # NOTE: cupy.asarray copies memory of another GPU to the current one, and a `d` would be written in the copy.
+    device = cupy.cuda.runtime.pointerGetAttributes(pointer).device if pointer else cupy.cuda.Device().id
+    with cupy.cuda.Device(device):
+        array = cupy.asarray(x)
+    return _view(array, array.dtype, array.device.id, not is_read_only)
 
 
 def _view(array: Any, dtype: np.dtype[Any], device: int | None, writable: bool) -> ArrayView:

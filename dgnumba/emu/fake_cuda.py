@@ -40,7 +40,7 @@ class _Shared:
     """cuda.shared"""
 
     @staticmethod
-    def array(shape: Any, dtype: Any, alignas: int | None = None) -> SharedArray:
+    def array(shape: Any, dtype: Any, alignment: int | None = None) -> SharedArray:
         """A static shared array, one a place in the source and CTA; ``shape=0`` is the dynamic block."""
         t, dims, element = thread(), _shape(shape), dtype_of(dtype)
         cta = t.cta
@@ -54,7 +54,7 @@ class _Shared:
             if dims == (0,):
                 dims = ((cta.smem.dynamic_end - address) // element.itemsize,)
             else:
-                address = cta.smem.allocate(int(np.prod(dims)) * element.itemsize, max(alignas or 0, 16))
+                address = cta.smem.allocate(int(np.prod(dims)) * element.itemsize, max(alignment or 0, 16))
             found = cta.shared_arrays[place] = SharedArray.at(cta.smem, address, dims, element)
         return found
 
@@ -63,7 +63,7 @@ class _Local:
     """cuda.local"""
 
     @staticmethod
-    def array(shape: Any, dtype: Any, alignas: int | None = None) -> LocalArray:
+    def array(shape: Any, dtype: Any, alignment: int | None = None) -> LocalArray:
         """An array of this thread's own."""
         return LocalArray(np.zeros(_shape(shape), dtype_of(dtype)))
 

@@ -7,10 +7,10 @@ Blocks:    token    1 x GROUP     warps of 1 x 512 elements; GROUP / 16 lanes sh
            channel  GROUP x 1     a CTA 128 columns: one row of maxima for each of 32 threads through shared memory
 Thread:    holds rows of sixteen elements as they were loaded, 16 bytes at a time; looks at them twice; stores 16 codes at once
 Budget:    memory: 2 (or 4) bytes read and 1 written an element. Instructions: 10 an element (token, bf16), of the 20 that an H200
-           has time for at that rate; below sm_89, which has no conversion to e4m3, some 20. Registers: 32 for token, 48 for
+           has time for at that rate; below sm_89, which has no conversion to e4m3, some 20. Registers: 32 for token (48 packed), 48 for
            block (two CTAs of 512 threads), 88 for channel (two of 256): 64 KB of loads in flight a multiprocessor, or more
-Numerics:  as `quant.fp8`, bit for bit: amax / 448 and 1 / scale are each rounded to float32, then the product, then the code. A NaN
-           poisons its block; infinities in a block of UE8M0 scale go the long way, since the conversion would make them 448
+Numerics:  as `quant.fp8`, bit for bit (but a NaN's payload): amax / 448 and 1 / scale are each rounded to float32, then the product, then the
+           code. A NaN poisons its block; infinities in a block of UE8M0 scale go the long way, since the conversion would make them 448
 Follows:   DeepGEMM's utils (54e2261) in its numbers; it has no kernel for them
 """
 
@@ -212,7 +212,7 @@ def _build_channel(plan: CastPlan) -> BuiltCast:
         return (a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3], c[0], c[1], c[2], c[3], d[0], d[1], d[2], d[3])
 
     def kernel(x, x_row, x_col, q, sf, sf_row, sf_col, m, k):  # type: ignore[no-untyped-def]
-        lines = memory.shared_address(cuda.shared.array(SMEM_FLOATS, np.float32))
+        lines = memory.shared_address(cuda.shared.array(SMEM_FLOATS, np.float32, alignment=16))
         inverses = lines + LINES * LINE_BYTES
         index = u32(cuda.threadIdx.x)
         piece, first = index % PIECES, u32(cuda.blockIdx.x) * BLOCK

@@ -127,7 +127,7 @@ def _build_turn(plan: LayoutPlan) -> BuiltCast:
             memory.store_global_u32_if((line < lines) & (row + 3 < rows), at + 12, w[3])
 
     def kernel(source, row_pitch, col_pitch, target, out_pitch, flag, rows, columns):  # type: ignore[no-untyped-def]
-        smem = memory.shared_address(cuda.shared.array(SMEM_WORDS, np.uint32))
+        smem = memory.shared_address(cuda.shared.array(SMEM_WORDS, np.uint32, alignment=16))
         piece, first = u32(cuda.threadIdx.x) % 16, u32(cuda.threadIdx.x) // 16
         row0, col0 = u32(cuda.blockIdx.y) * TILE, u32(cuda.blockIdx.x) * TILE
         col = piece * PIECE

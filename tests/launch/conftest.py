@@ -194,7 +194,11 @@ def fake_cupy(monkeypatch, fake_driver):
     cupy = ModuleType("cupy")
     cupy.ndarray = FakeArray
     cupy.streams = {0: 0, 1: 0}
-    cupy.entered = []
+    cupy.entered, cupy.waits, cupy.capturing = [], [], set()
+
+    def current(index=-1):
+        handle = cupy.streams[max(index, 0)]
+        return SimpleNamespace(ptr=handle, wait_event=lambda event: cupy.waits.append((handle, event.stream)))
 
     class Scope(SimpleNamespace):
         def __enter__(self):
@@ -203,8 +207,19 @@ def fake_cupy(monkeypatch, fake_driver):
         def __exit__(self, *exc):
             cupy.entered.append(("end", self.value))
 
+        def is_capturing(self):
+            return self.value in cupy.capturing
+
+    class Event:
+        def __init__(self, disable_timing):
+            self.stream = None
+
+        def record(self, stream):
+            self.stream = stream.value
+
     cupy.cuda = SimpleNamespace(
-        get_current_stream=lambda index=-1: SimpleNamespace(ptr=cupy.streams[max(index, 0)]),
+        get_current_stream=current,
+        Event=Event,
         runtime=SimpleNamespace(getDevice=lambda: fake_driver.current.device),
         Device=lambda index: Scope(kind="device", value=index),
         ExternalStream=lambda handle, index: Scope(kind="stream", value=handle),

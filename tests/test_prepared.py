@@ -1,0 +1,87 @@
+"""The quick way takes what the whole way has taken, and nothing that only looks like it."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+import dgnumba
+from dgnumba import prepared
+from dgnumba.dtypes import DTYPES
+
+
+class Array:
+    """What `quick` looks at in a CuPy array."""
+
+    def __init__(self, held, address):
+        self.shape, self.strides, self.dtype, self.itemsize = held.shape, held.strides, held.dtype, held.itemsize
+        self.data = SimpleNamespace(ptr=address, device_id=0)
+
+
+@pytest.fixture
+def operands(monkeypatch):
+    """Two QTensors, their arrays on a stand-in for a GPU with a call of this form remembered, d, and the launches."""
+    cupy = ModuleType("cupy")
+    cupy.ndarray = Array
+    cupy.cuda = SimpleNamespace(get_current_stream=lambda device: SimpleNamespace(ptr=0))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    a, b = dgnumba.per_token_cast_to_fp8(np.ones((4, 128), np.float32)), dgnumba.per_block_cast_to_fp8(np.ones((16, 128), np.float32))
+    held = (a.data.view(np.uint8), a.scale, b.data.view(np.uint8), b.scale, np.zeros((4, 16), np.float32))
+    arrays = [Array(x, 4096 * (i + 1)) for i, x in enumerate(held)]
+    launches = []
+    call = prepared.QuickCall.__new__(prepared.QuickCall)
+    call.launch = SimpleNamespace(encoders=(), sources=(), scalars=[0, 7], launcher=lambda *args: launches.append(args))
+    call.sizes = tuple(x.nbytes for x in (held[0], held[1], held[2], held[3], held[4]))
+    monkeypatch.setattr(prepared, "_quick", {prepared.form(*arrays): call})
+    return a, b, arrays, launches
+
+
+class Quantized:
+    """A QTensor whose arrays are on the GPU."""
+
+    def __init__(self, q, data, scale, **changes):
+        self.data, self.scale = data, scale
+        for name in "dtype scale_dtype granularity zero_point global_scale g_idx packing".split():
+            setattr(self, name, changes.get(name, getattr(q, name)))
+
+    def __iter__(self):
+        return iter((self.data, self.scale))
+
+
+def test_pairs_and_plain_qtensors_are_taken(operands):
+    a, b, (x, sfx, y, sfy, d), launches = operands
+    assert prepared.quick((x, sfx), (y, sfy), d, None)
+    assert prepared.quick(Quantized(a, x, sfx), Quantized(b, y, sfy), d, None)
+    assert len(launches) == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dtype": DTYPES["float8_e5m2"]},
+        {"global_scale": np.float32(2)},
+        {"zero_point": np.zeros((4, 1), np.uint8)},
+        {"g_idx": np.zeros(128, np.int32)},
+        {"granularity": (2, 128)},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_qtensor_that_means_more_than_its_bytes_is_not_taken(operands, changes):
+    a, b, (x, sfx, y, sfy, d), launches = operands
+    assert not prepared.quick(Quantized(a, x, sfx, **changes), (y, sfy), d, None)
+    assert not launches
+
+
+def test_three_arrays_or_one_are_not_taken(operands):
+    _, _, (x, sfx, y, sfy, d), launches = operands
+    assert not prepared.quick((x, sfx, x), (y, sfy), d, None)
+    assert not prepared.quick(x, (y, sfy), d, None)
+    assert not launches
+
+
+def test_an_output_over_an_operand_is_not_taken(operands):
+    _, _, (x, sfx, y, sfy, d), launches = operands
+    d.data.ptr = x.data.ptr + 16
+    assert not prepared.quick((x, sfx), (y, sfy), d, None)
+    assert not launches

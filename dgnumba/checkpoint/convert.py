@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from ..errors import ProblemError
 from .layer import Layer, LayerFormat, Scheme
-from .layers import FORMATS, config_metadata, find_layers, format_named
+from .layers import FORMATS, config_of, find_layers, format_named
 from .recipes import FLOATS, Options, keeps_groups, recipe
 from .settings import METADATA_KEY, settings_of
 from .steps import Copy, Dequantize, Recode, Requantize, Step, TensorReport, Weight
@@ -34,7 +34,8 @@ class Conversion:
         path: the file that was written.
         reports: of each layer; what was copied unasked has none.
         nbytes_before, nbytes_after: of all tensors.
-        config: what the ``quantization_config`` of a config.json has to say; None where layers differ.
+        config: what the ``quantization_config`` of a config.json has to say, with the matrices that
+            were left as they are; None where layers differ.
     """
 
     path: Path
@@ -133,6 +134,9 @@ class _Work:
     def __init__(self) -> None:
         self.steps: list[Step] = []
         self.schemes: list[Scheme] = []
+        self.whole: list[bool] = []
+        """Of each layer, whether a scale is that of a whole row."""
+        self.is_symmetric = True
         self.why = ""
         """Why a weight was kept, of the last."""
 
@@ -144,27 +148,49 @@ class _Work:
         stored = form.as_stored(layer.scheme)
         if stored is not None and keeps_groups(options, layer.scheme, layer.shape[-1]):
             self.steps.append(Recode(layer, form, stored))
+            self.is_symmetric &= not layer.scheme.has_zero_point
         else:
             made = recipe(form, layer.shape, layer.scheme.scale_dtype, options)
             self.steps.append(Requantize(weight, form, made, options.measure))
             stored = made.scheme
-        self.schemes.append(stored)
+            self.is_symmetric &= made.is_symmetric
+        self._count(stored, layer.shape)
 
     def add_weight(self, info: TensorInfo, form: LayerFormat, options: Options) -> None:
-        made = recipe(form, info.shape, info.dtype, options)
         try:
+            made = recipe(form, info.shape, info.dtype, options)
             step = Requantize(Weight.of_tensor(info.name.removesuffix(".weight"), info), form, made, options.measure)
         except ProblemError as error:
             self.steps.append(Copy(info, str(error)))
             self.why = str(error)
             return
         self.steps.append(step)
-        self.schemes.append(made.scheme)
+        self.is_symmetric &= made.is_symmetric
+        self._count(made.scheme, info.shape)
+
+    def _count(self, scheme: Scheme, shape: tuple[int, ...]) -> None:
+        self.schemes.append(scheme)
+        self.whole.append(scheme.granularity[1] == shape[-1])
+
+    def config(self, form: LayerFormat) -> dict[str, Any] | None:
+        """What a config.json has to say of the file that is written; None where layers differ in it."""
+        found = config_of(form, self.schemes)
+        if found is None and all(self.whole):
+            found = config_of(form, [replace(scheme, granularity=(1, -1)) for scheme in self.schemes])
+        if found is None:
+            return None
+        if "sym" in found:
+            found["sym"] = self.is_symmetric
+        left = [step.info.name.removesuffix(".weight") for step in self.steps if isinstance(step, Copy) and _is_linear(step.info)]
+        if left and form.ignore_key:
+            found[form.ignore_key] = left
+        return found
 
     def run(self, source: TensorSource, out: Path, form: LayerFormat | None, progress: Progress | None) -> Conversion:
         _check_out(source, out)
         metadata = {key: text for key, text in source.metadata.items() if key != METADATA_KEY and not key.startswith("gptq_")}
-        found = {} if form is None else config_metadata(form, self.schemes)
+        config = None if form is None else self.config(form)
+        found = {} if config is None else {METADATA_KEY: json.dumps(config)}
         specs = [spec for step in self.steps for spec in step.specs]
         total, done, reports = sum(step.nbytes for step in self.steps), 0, []
         with TensorWriter(out, specs, {"format": "pt", **metadata, **found}) as writer:
@@ -179,7 +205,6 @@ class _Work:
 
                 report = step.run(source, writer, advance)
                 reports += [report] if report is not None else []
-        config = json.loads(found[METADATA_KEY]) if found else None
         return Conversion(out, tuple(reports), source.nbytes, total, config)
 
 
@@ -194,6 +219,10 @@ def _named(name: str) -> Iterator[None]:
 
 def _is_weight(info: TensorInfo) -> bool:
     return info.dtype in FLOATS and len(info.shape) == 2
+
+
+def _is_linear(info: TensorInfo) -> bool:
+    return _is_weight(info) and info.name.endswith(".weight")
 
 
 def _fits(name: str, patterns: Sequence[str]) -> bool:

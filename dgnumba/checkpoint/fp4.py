@@ -67,6 +67,8 @@ class Mxfp4(LayerFormat):
         """Bytes of pairs and of scales."""
         return {".weight_packed": LOW_FIRST.pack(q.codes), ".weight_scale": q.scale.view(np.uint8)}
 
+    ignore_key = "ignore"
+
     def config(self, scheme: Scheme) -> dict[str, Any]:
         """As llm-compressor's."""
         return _config("mxfp4-pack-quantized", {"strategy": "group", "group_size": MX_GROUP, "scale_dtype": "torch.uint8"})
@@ -179,6 +181,8 @@ class Nvfp4(LayerFormat):
         with np.errstate(divide="ignore"):
             return np.float32(np.float64(1) / np.float64(multiplier))
 
+    ignore_key = "ignore"
+
     def config(self, scheme: Scheme) -> dict[str, Any]:
         """As llm-compressor's."""
         return _config("nvfp4-pack-quantized", {"strategy": "tensor_group", "group_size": NV_GROUP})
@@ -199,6 +203,8 @@ class Nvfp4ModelOpt(Nvfp4):
     def stored(self, multiplier: Any) -> Any:
         """The same, in float32."""
         return np.float32(multiplier)
+
+    ignore_key = "ignore"
 
     def config(self, scheme: Scheme) -> dict[str, Any]:
         """As ModelOpt's."""

@@ -190,8 +190,10 @@ class GptqFormat(_Transposed):
         """g_idx too: it is written always, as AutoGPTQ does, and read where the columns are not in order."""
         return (*super().parts(shape, scheme), Part(".g_idx", "int32", (shape[1],), None, may_lack=True))
 
+    ignore_key = None
+
     def config(self, scheme: Scheme) -> dict[str, Any]:
-        """As AutoGPTQ's and GPTQModel's."""
+        """As AutoGPTQ's and GPTQModel's; ``sym`` is set by who knows that every zero point is 8."""
         tag = "gptq" if self.version == 1 else "gptq_v2"
         found = {"quant_method": "gptq", "bits": 4, "group_size": scheme.granularity[1], "desc_act": scheme.has_g_idx}
         return {**found, "sym": False, "checkpoint_format": tag}
@@ -273,13 +275,16 @@ class CompressedTensorsFormat(LayerFormat):
         """The shape is the whole layer's, whatever slab is written."""
         return np.array(shape, part.dtype) if part.suffix == ".weight_shape" else made[part.suffix]
 
+    ignore_key = "ignore"
+
     def config(self, scheme: Scheme) -> dict[str, Any]:
         """As llm-compressor's."""
+        is_whole = scheme.granularity[1] == -1
         weights = {
             "num_bits": 4,
             "type": "int",
-            "strategy": "group",
-            "group_size": scheme.granularity[1],
+            "strategy": "channel" if is_whole else "group",
+            "group_size": None if is_whole else scheme.granularity[1],
             "symmetric": not scheme.has_zero_point,
         }
         group = {"targets": ["Linear"], "weights": weights, "input_activations": None}

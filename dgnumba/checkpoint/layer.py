@@ -203,6 +203,9 @@ class LayerFormat(ABC):
         """What a config.json says of layers like this, under ``quantization_config``."""
         return {}
 
+    ignore_key: str | None = "modules_to_not_convert"
+    """Where that lists the modules left as they are; None: it has no such list."""
+
     def specs(self, name: str, shape: tuple[int, ...], scheme: Scheme) -> list[TensorSpec]:
         """The tensors of a layer, to announce to a `TensorWriter`."""
         return [TensorSpec.of(name + part.suffix, part.dtype, part.shape) for part in self.parts(shape, scheme)]

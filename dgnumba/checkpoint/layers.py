@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -157,10 +158,14 @@ def stored_scheme(form: LayerFormat, scheme: Scheme, name: str) -> Scheme:
 
 def config_metadata(form: LayerFormat, schemes: Any) -> dict[str, str]:
     """The ``quantization_config`` for a file's metadata; nothing where layers differ, as no one config then says it."""
-    import json
+    config = config_of(form, schemes)
+    return {} if config is None else {METADATA_KEY: json.dumps(config)}
 
+
+def config_of(form: LayerFormat, schemes: Iterable[Scheme]) -> dict[str, Any] | None:
+    """What a config.json says of layers of these schemes; None where they differ."""
     distinct = {json.dumps(form.config(scheme)) for scheme in schemes}
-    return {METADATA_KEY: distinct.pop()} if len(distinct) == 1 else {}
+    return dict(json.loads(distinct.pop())) if len(distinct) == 1 else None
 
 
 def _stacked(q: QTensor, shape: tuple[int, ...]) -> QTensor:

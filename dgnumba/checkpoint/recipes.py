@@ -64,6 +64,11 @@ class Recipe:
     form: LayerFormat
     search: bool = False
 
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether every zero point of integers is the middle."""
+        return self.quant.dtype.name == "int4"
+
     def __call__(self, x: Any, global_scale: Any = None) -> QTensor:
         """Rows of a layer, float32."""
         q = quantize(x, self.quant, search=self.search, global_scale=global_scale)

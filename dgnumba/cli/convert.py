@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..checkpoint import Conversion, TensorReport
 
 Source = Annotated[Path, typer.Argument(metavar="IN", help="FILE.safetensors, an index FILE.safetensors.index.json, or a folder with one")]
-Out = Annotated[Path, typer.Argument(metavar="OUT", help="FILE.safetensors; it is there when it is whole, or not at all")]
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="FILE.safetensors; an old one is replaced once the new one is whole")]
 Group = Annotated[int | None, typer.Option(min=-1, help="columns that share a scale in new int4 layers; -1 for all; by default 128")]
 ZeroPoints = Annotated[bool | None, typer.Option(help="zero points in new int4 layers; by default for awq only")]
 Search = Annotated[bool, typer.Option(help="look for the scales of the least squared error; slower")]
@@ -84,6 +84,8 @@ def tell(done: Conversion, report: Path | None) -> None:
     out.print(f"{done.path}: {size(done.nbytes_after)}, was {size(done.nbytes_before)}")
     if done.config is not None:
         out.print(f'for config.json: "quantization_config": {json.dumps(done.config)}')
+    elif any(line.kind in ("exact", "quantized") for line in done.reports):
+        out.print("no quantization_config was written: layers differ in their groups or zero points, which one config cannot say")
     if report is not None:
         found = {
             "out": str(done.path),

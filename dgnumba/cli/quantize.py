@@ -19,9 +19,9 @@ def quantize(
     search: Search = False,
     ue8m0: Ue8m0 = False,
     rule: Rule = None,
-    include: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="tensors to quantize; by default *.weight")] = None,
+    include: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="tensors to quantize, in the place of *.weight")] = None,
     exclude: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="tensors to leave; by default embeddings, heads, norms, routers")
+        list[str] | None, typer.Option(metavar="PATTERN", help="tensors to leave, in the place of embeddings, heads, norms, routers")
     ] = None,
     measure: Measure = True,
     report: ReportFile = None,

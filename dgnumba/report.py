@@ -31,6 +31,7 @@ class Verdict:
     outside          elements whose error is above their bound, or that are not numbers where they should be
     first_outside    [m, n] of the first of them
     quantization     relative error (Frobenius) against the product before quantization; None where that is not known
+    unbounded        elements that may overflow on the way, or in the output, so that no bound says what they are
     """
 
     elements: int
@@ -39,6 +40,7 @@ class Verdict:
     outside: int
     first_outside: tuple[int, int] | None
     quantization: float | None
+    unbounded: int = 0
 
     @property
     def is_right(self) -> bool:
@@ -49,6 +51,9 @@ class Verdict:
         if not self.is_right:
             at = list(self.first_outside or ())
             return f"WRONG: {self.outside} of {self.elements} elements are outside their error bound, first at {at}"
+        if self.unbounded:
+            others = f"; the other {self.elements - self.unbounded} are within their error bound" if self.unbounded < self.elements else ""
+            return f"UNCHECKED: {self.unbounded} of {self.elements} elements may overflow float32 or the output and have no error bound{others}"
         used = f"at most {100 * self.bound_used:.2g} % of an element's bound"
         return f"right: all {self.elements} elements within their error bound; largest error {self.largest_error:.2g}, {used}"
 
@@ -67,7 +72,7 @@ def verify(
     m, n = np.shape(d)
     if (m, n) != (a.shape[0], b.shape[0]):
         raise ProblemError(f"d: expected [M, N] = {[a.shape[0], b.shape[0]]}, got {[m, n]}")
-    largest, used, outside, first = 0.0, 0.0, 0, None
+    largest, used, outside, first, unbounded = 0.0, 0.0, 0, None, 0
     lost = size = 0.0
     for rows, columns in _tiles(m, n):
         part = a.data[rows], a.scale[rows], b.data[columns], b.scale[columns.start // 128 : -(-columns.stop // 128)]
@@ -78,6 +83,7 @@ def verify(
             r, c = (int(i) for i in np.argwhere(bad)[0])
             first = (rows.start + r, columns.start + c)
         outside += int(bad.sum())
+        unbounded += int(np.isinf(bound).sum())
         largest = max(largest, float(error.max(initial=0.0)))
         used = max(used, float((error[error > 0] / bound[error > 0]).max(initial=0.0)))
         if originals is not None:
@@ -86,7 +92,7 @@ def verify(
         if progress is not None:
             progress(rows.start * n + (rows.stop - rows.start) * columns.stop, m * n)
     quantization = None if originals is None else (lost / size) ** 0.5 if size else 0.0
-    return Verdict(m * n, largest, used, outside, first, quantization)
+    return Verdict(m * n, largest, used, outside, first, quantization, unbounded)
 
 
 def _compare(found: Any, expected: Any, bound: Any) -> tuple[Any, Any]:

@@ -93,3 +93,10 @@ def test_a_product_of_another_shape_is_refused(rng):
     _, a, b, d = product(rng, 4, 8, 128, np.float32)
     with pytest.raises(ProblemError, match=r"d: expected \[M, N\] = \[4, 8\], got \[8, 4\]"):
         report.verify(a, b, d.T, on="host")
+
+
+def test_what_may_overflow_is_not_called_right():
+    a, b = np.full((2, 128), 3e38, np.float32), np.ones((3, 128), np.float32)
+    q, w = dgnumba.per_token_cast_to_fp8(a), dgnumba.per_block_cast_to_fp8(b)
+    verdict = report.verify(q, w, np.full((2, 3), np.inf, np.float32), on="host")
+    assert verdict.unbounded == 6 and str(verdict).startswith("UNCHECKED: 6 of 6 elements may overflow")

@@ -24,8 +24,8 @@ def load(where: str) -> Any:
             return source.read(_chosen(path, tensor, list(source)))
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
-        raise ProblemError(f"{path}: {error}") from error
+    except (ValueError, EOFError) as error:
+        raise ProblemError(f"{path}: expected an array of numbers, whole, as numpy.save writes it ({error})") from error
 
 
 def save(where: str, array: Any) -> None:

@@ -114,6 +114,17 @@ def _is_right(left: _Input, right: _Input, d: Any, place: str) -> bool:
     return verdict.is_right
 
 
+def _refuse_not_finite(name: str, x: Any, scale: Any, rows: int, where: str) -> None:
+    """A block's scale is finite where all of the block is."""
+    blocks = np.argwhere(~np.isfinite(scale))
+    if not blocks.size:
+        return
+    m, k = int(blocks[0][0]) * rows, int(blocks[0][1]) * 128
+    block = np.asarray(x[m : m + rows, k : k + 128]).astype(np.float64)
+    r, c = (int(i) for i in np.argwhere(~np.isfinite(block))[0])
+    raise ProblemError(f"{name}: expected finite numbers, got {block[r, c]:g} at {[m + r, k + c]} of {where}")
+
+
 def _read(name: str, where: str, scales: str | None, rows: int) -> _Input:
     x = files.load(where)
     if x.ndim != 2:
@@ -127,8 +138,13 @@ def _read(name: str, where: str, scales: str | None, rows: int) -> _Input:
         with progress(f"quantize {name}") as step:
             q = _quantize(x, rows, step)
         took = time.perf_counter() - begin
+        _refuse_not_finite(name, x, q.scale, rows, where)
         nbytes = q.data.nbytes + q.scale.nbytes
         return _Input(q, x, f"{about}, quantized to e4m3, one scale per {rows}x128: {size(nbytes)}, {duration(took)}")
+    if kind not in ("float8_e4m3fn", "uint8"):
+        raise ProblemError(
+            f"{name}: expected float8_e4m3fn (or its bytes as uint8), or {', '.join(_FLOATS)} to quantize, got {kind} in {where}"
+        )
     if scales is None:
         raise ProblemError(f"{sf}: expected --{sf} FILE for the scales of {where}, which holds {kind}; got none")
     q = dgnumba.QTensor(x, np.ascontiguousarray(files.load(scales)), DTYPES["float8_e4m3fn"], (rows, 128))

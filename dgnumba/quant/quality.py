@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ProblemError
+from ..errors import DTypeError, ProblemError
 from ..problem import scale_shape
 from ..xp import as_array, is_device_array
 from .bounds import Bounds
@@ -161,6 +161,8 @@ def report(x: Any, q: QTensor) -> QuantReport:
     >>> found.sqnr_db.shape, found.total.outside, round(found.total.sqnr_db)
     ((2, 2), 0, 25)
     """
+    if not isinstance(q, QTensor):
+        raise DTypeError(f"q: expected a QTensor, what x became, got {type(q).__name__}")
     blocks = scale_shape(q.shape, q.granularity)
     sums = {name: np.zeros(blocks) for name in ("squares", "squared_error", "largest_error", "bound_used", "clipped", "elements")}
     histogram, codes, total = np.zeros(BINS, np.int64), np.zeros(1 << q.dtype.bits, np.int64), Tally()

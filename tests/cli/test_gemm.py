@@ -132,3 +132,26 @@ def test_a_refusal_is_one_plain_line_and_exit_code_2(run, inputs, tmp_path, kind
     assert err.startswith("dgnumba: ")
     assert words in err
     assert not (tmp_path / "d.npy").exists()
+
+
+@pytest.mark.parametrize("side", ["A", "B"])
+def test_a_number_that_is_not_finite_is_named_with_its_place(run, tmp_path, rng, side):
+    """Not the scale that it spoils, which the user never gave."""
+    x = {"A": rng.standard_normal((130, 300), np.float32), "B": rng.standard_normal((130, 300), np.float32)}
+    x[side][129, 258] = np.nan
+    for name, array in x.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    code, _, err = run("gemm", tmp_path / "A.npy", tmp_path / "B.npy")
+    assert code == 2 and f"{side}: expected finite numbers, got nan at [129, 258]" in err
+
+
+def test_a_file_of_integers_is_refused_by_its_type(run, inputs, tmp_path):
+    np.save(tmp_path / "i.npy", np.ones((4, 128), np.int64))
+    code, _, err = run("gemm", tmp_path / "i.npy", tmp_path / "i.npy")
+    assert code == 2 and "A: expected float8_e4m3fn (or its bytes as uint8), or float16" in err and "got int64" in err
+
+
+def test_an_empty_file_is_refused(run, tmp_path):
+    (tmp_path / "zero.npy").write_bytes(b"")
+    code, _, err = run("gemm", tmp_path / "zero.npy", tmp_path / "zero.npy")
+    assert code == 2 and "expected an array of numbers, whole" in err

@@ -50,7 +50,7 @@ def main() -> int:
                 print(f"{len(rows)}/{len(plans)} {row['kernel']} {row['plan']}: {row['faults'] or 'well'}", flush=True)
     faulty = [r for r in rows if r["faults"]]
     report = {
-        "command": "python tests/kernels/full_report.py",
+        "command": "python tests/kernels/full_report.py" + (" --chosen-only" if options.chosen_only else ""),
         "date": datetime.date.today().isoformat(),
         "versions": {name: importlib.metadata.version(name) for name in ("numba", "numba-cuda", "nvidia-nvvm")}
         | {"assembler": assembler()},

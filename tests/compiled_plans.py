@@ -78,7 +78,7 @@ def problems_with(plan: GemmPlan, got: Compiled) -> list[str]:
         f"{got.registers} registers for {got.threads} threads": 0 < got.registers <= REGISTERS[got.threads],
         # NVVM may unroll the loop over K of a small tile
         f"{got.wgmma} wgmmas, expected {expected_wgmma(plan)}": got.wgmma
-        in {expected_wgmma(plan) * n for n in ((1, 2, 3, 4) if plan.block_m <= 64 else (1,))},
+        in {expected_wgmma(plan) * n for n in ((1, 2, 3, 4) if plan.block_m <= 64 or plan.block_n <= 16 else (1,))},
         f"wgmma of widths {widths}": widths == {str(n)},
         "float64 in the PTX": not re.search(r"\.f64\b", body),
         "a 64-bit division in the PTX": not re.search(r"\b(?:div|rem)\.[su]64\b", body),

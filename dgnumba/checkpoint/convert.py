@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from typing import Any
 
 from ..errors import ProblemError
 from .layer import Layer, LayerFormat, Scheme
-from .layers import FORMATS, config_of, find_layers, format_named
+from .layers import FORMATS, config_metadata, config_of, find_layers, format_named
 from .recipes import FLOATS, Options, keeps_groups, recipe
 from .settings import METADATA_KEY, settings_of
 from .steps import Copy, Dequantize, Recode, Requantize, Step, TensorReport, Weight
@@ -190,10 +189,9 @@ class _Work:
         _check_out(source, out)
         metadata = {key: text for key, text in source.metadata.items() if key != METADATA_KEY and not key.startswith("gptq_")}
         config = None if form is None else self.config(form)
-        found = {} if config is None else {METADATA_KEY: json.dumps(config)}
         specs = [spec for step in self.steps for spec in step.specs]
         total, done, reports = sum(step.nbytes for step in self.steps), 0, []
-        with TensorWriter(out, specs, {"format": "pt", **metadata, **found}) as writer:
+        with TensorWriter(out, specs, {"format": "pt", **metadata, **config_metadata(config)}) as writer:
             for step in self.steps:
                 name = step.specs[0].name
 

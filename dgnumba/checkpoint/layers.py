@@ -116,7 +116,7 @@ def write_layers(
         schemes[name] = stored_scheme(form, scheme_of(q), name)
         specs += form.specs(name, q.shape, schemes[name])
     specs += [TensorSpec.of(name, np.asarray(x).dtype.name, np.shape(x)) for name, x in extra.items()]
-    with TensorWriter(where, specs, {"format": "pt", **config_metadata(form, schemes.values()), **(metadata or {})}) as writer:
+    with TensorWriter(where, specs, {"format": "pt", **config_metadata(config_of(form, schemes.values())), **(metadata or {})}) as writer:
         for name, q in layers.items():
             flat = q if len(q.shape) == 2 else _flattened(q)
             form.write(writer, name, q.shape, schemes[name], flat, slice(0, flat.shape[0]))
@@ -156,9 +156,8 @@ def stored_scheme(form: LayerFormat, scheme: Scheme, name: str) -> Scheme:
     return found
 
 
-def config_metadata(form: LayerFormat, schemes: Any) -> dict[str, str]:
-    """The ``quantization_config`` for a file's metadata; nothing where layers differ, as no one config then says it."""
-    config = config_of(form, schemes)
+def config_metadata(config: dict[str, Any] | None) -> dict[str, str]:
+    """The ``quantization_config`` for a file's metadata; nothing where no one config says it."""
     return {} if config is None else {METADATA_KEY: json.dumps(config)}
 
 

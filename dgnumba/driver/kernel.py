@@ -34,7 +34,6 @@ class Kernel:
             said = log.split(b"\0")[0].decode(errors="replace").strip()
             raise failure(status, f"loading {entry}" + (f"\n{said}\n" if said else ""))
         self.entry = entry
-        self.library = library
         self.handle = check(cuda.cuLibraryGetKernel(library, entry.encode()), f"finding {entry}")
         self.function = cuda.CUfunction(int(self.handle))
         self._lock = threading.Lock()

@@ -4,18 +4,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 from layers_by_hand import compressed_tensors, mxfp4, mxfp4_stack, nvfp4
+from oracles import module
 
 from dgnumba.checkpoint import quantize_checkpoint, read_layer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def module(name):
-    """A package, or a skip: some of them fail in ways of their own where one of theirs is missing."""
-    try:
-        return __import__(name, fromlist=["_"])
-    except Exception as error:
-        pytest.skip(f"{name} cannot be imported: {error}")
 
 
 def as_torch(x):

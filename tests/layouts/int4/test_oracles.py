@@ -5,19 +5,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import module
 
 from dgnumba.layouts import int4
 from dgnumba.layouts.scale_tiles import TILES_128X4
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def module(name):
-    """A package, or a skip: some of them fail in ways of their own where one of theirs is missing."""
-    try:
-        return __import__(name, fromlist=["_"])
-    except Exception as error:
-        pytest.skip(f"{name} cannot be imported: {error}")
 
 
 def codes_of(seed, shape):

@@ -4,28 +4,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numba import cuda
+from one_barrier import BAR, POLICIES, TILE, launch, ready_barrier
 
-from dgnumba import emu
 from dgnumba.errors import AsyncError, EmulationError, ProxyError, RaceError
 from dgnumba.integers import u32
 from dgnumba.layouts.descriptors import SmemDescriptor, TensorMap, low_word
 from dgnumba.ptx import barrier, fragment, mbarrier, memory, tma, wgmma
-
-POLICIES = ["eager", "late"]
-BAR, TILE = u32(1024), u32(2048)
-
-
-def launch(kernel, *args, threads=32, policy="eager", **more):
-    emu.run(kernel, 1, threads, args, smem=16384, policy=policy, **more)
-
-
-def ready_barrier(count=1):
-    """Thread 0 makes a barrier that TMA may use; all may use it afterwards."""
-    if cuda.threadIdx.x == 0:
-        mbarrier.init(BAR, count)
-        barrier.fence_mbarrier_init()
-    cuda.syncthreads()
-
 
 mma = wgmma.mma_for("float8_e4m3fn", "float8_e4m3fn", a=SmemDescriptor(swizzle=128), b=SmemDescriptor(swizzle=128))
 A8 = np.random.default_rng(0).integers(-3, 4, (64, 128)).astype(ml_dtypes.float8_e4m3fn)

@@ -3,28 +3,13 @@
 import numpy as np
 import pytest
 from numba import cuda
+from one_barrier import BAR, POLICIES, TILE, launch, ready_barrier
 
 from dgnumba import emu
 from dgnumba.errors import AsyncError, ProxyError, RaceError, UninitializedError
 from dgnumba.integers import u32
 from dgnumba.layouts.descriptors import TensorMap
 from dgnumba.ptx import barrier, mbarrier, memory, thread, tma
-
-POLICIES = ["eager", "late"]
-BAR, TILE = u32(1024), u32(2048)
-
-
-def launch(kernel, *args, threads=32, policy="eager", **more):
-    emu.run(kernel, 1, threads, args, smem=16384, policy=policy, **more)
-
-
-def ready_barrier(count=1):
-    """Thread 0 makes a barrier that TMA may use; all may use it afterwards."""
-    if cuda.threadIdx.x == 0:
-        mbarrier.init(BAR, count)
-        barrier.fence_mbarrier_init()
-    cuda.syncthreads()
-
 
 DATA = np.arange(8 * 16, dtype=np.float32).reshape(8, 16)
 MAP = TensorMap.of(DATA, (16, 8))

@@ -169,16 +169,29 @@ a = (cupy.zeros((128, 2048), cupy.uint8), cupy.ones((128, 16), cupy.float32))
 b = (cupy.zeros((7168, 2048), cupy.uint8), cupy.ones((56, 16), cupy.float32))
 t = time.perf_counter(); dgnumba.fp8_gemm_nt(a, b); cupy.cuda.Device().synchronize(); print(time.perf_counter() - t)
 """
+RIVAL_FIRST = """
+import time, torch
+x = torch.zeros(1, device="cuda"); torch.cuda.synchronize()
+import deep_gemm
+a = (torch.zeros(128, 2048, dtype=torch.float8_e4m3fn, device="cuda"), torch.ones(128, 16, device="cuda"))
+b = (torch.zeros(7168, 2048, dtype=torch.float8_e4m3fn, device="cuda"), torch.ones(56, 16, device="cuda"))
+d = torch.empty(128, 7168, dtype=torch.bfloat16, device="cuda")
+t = time.perf_counter(); deep_gemm.fp8_gemm_nt(a, b, d, disable_ue8m0_cast=True); torch.cuda.synchronize(); print(time.perf_counter() - t)
+"""
 
 
 def first_calls(env: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Seconds of the first call of a process that has its CUDA context, with an empty and with a filled cache."""
     with tempfile.TemporaryDirectory() as folder:
+        variables = os.environ | {"DGNUMBA_CACHE_DIR": folder, "DG_JIT_CACHE_DIR": folder + "/deepgemm"}
+
+        def microseconds(script: str) -> int:
+            out = subprocess.run([sys.executable, "-c", script], env=variables, capture_output=True, text=True, check=True)
+            return round(float(out.stdout.split()[-1]) * 1e6)
+
         for state in ("empty", "filled"):
-            cold = os.environ | {"DGNUMBA_CACHE_DIR": folder}
-            out = subprocess.run([sys.executable, "-c", FIRST], env=cold, capture_output=True, text=True, check=True)
-            us = round(float(out.stdout.split()[-1]) * 1e6)
-            yield {"bench": "first_call", "cache": state, "us": us, "rivals": {}, "method": {"timer": "wall clock"}} | env
+            row = {"bench": "first_call", "cache": state, "us": microseconds(FIRST), "method": {"timer": "wall clock"}}
+            yield row | {"rivals": {"deepgemm": microseconds(RIVAL_FIRST)} if deep_gemm is not None else {}} | env
 
 
 def compile_plan(plan: Any) -> str:

@@ -83,7 +83,7 @@ def joined(device: int, stream: int) -> None:
     current = cupy.cuda.get_current_stream(device)
     if (int(current.ptr) or LEGACY) == stream:
         return
-    source = cupy.cuda.Stream.null if stream in (0, LEGACY) else cupy.cuda.ExternalStream(stream, device)
+    source = _cupys(cupy, stream, device)
     if source.is_capturing():
         return
     with cupy.cuda.Device(device):
@@ -96,9 +96,29 @@ def joined(device: int, stream: int) -> None:
 def ordered(device: int, stream: int) -> Iterator[None]:
     """Have `device` and, for CuPy, `stream` current: where the temporaries of a launch are made."""
     cupy = sys.modules["cupy"]  # the arrays that are to be ordered are its own
-    if stream in (0, LEGACY):
-        current = cupy.cuda.Stream.null
-    else:
-        current = cupy.cuda.ExternalStream(stream, device)
-    with cupy.cuda.Device(device), current:
+    with cupy.cuda.Device(device), _cupys(cupy, stream, device):
         yield
+
+
+class _Handle:
+    """A stream's handle, by the protocol that libraries pass streams by."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
+
+
+def _cupys(cupy: Any, stream: int, device: int) -> Any:
+    """CuPy's object for a stream that is not its own, and that it leaves alone when the object dies."""
+    if stream in (0, LEGACY):
+        return cupy.cuda.Stream.null
+    external = getattr(cupy.cuda, "ExternalStream", None)
+    if external is None:
+        return cupy.cuda.Stream.from_external(_Handle(stream))
+    # NOTE: CuPy 14 deprecates `ExternalStream` for `Stream.from_external`, whose object, up to 14.1, destroys the stream when it dies. So the
+    # old class, without its constructor, which does nothing but warn.
+    made = external.__new__(external)
+    super(external, made).__init__(stream, device)
+    return made

@@ -10,6 +10,7 @@ import struct
 import sys
 import threading
 import time
+import warnings
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -210,6 +211,15 @@ def fake_cupy(monkeypatch, fake_driver):
         def is_capturing(self):
             return self.value in cupy.capturing
 
+    class BaseStream(Scope):
+        def __init__(self, handle, device):
+            super().__init__(kind="stream", value=handle)
+
+    class ExternalStream(BaseStream):
+        def __init__(self, handle, device):
+            warnings.warn("ExternalStream is deprecated", DeprecationWarning, stacklevel=2)  # as CuPy 14's does
+            super().__init__(handle, device)
+
     class Event:
         def __init__(self, disable_timing):
             self.stream = None
@@ -222,7 +232,7 @@ def fake_cupy(monkeypatch, fake_driver):
         Event=Event,
         runtime=SimpleNamespace(getDevice=lambda: fake_driver.current.device),
         Device=lambda index: Scope(kind="device", value=index),
-        ExternalStream=lambda handle, index: Scope(kind="stream", value=handle),
+        ExternalStream=ExternalStream,
         Stream=SimpleNamespace(null=Scope(kind="stream", value=0)),
     )
     monkeypatch.setitem(sys.modules, "cupy", cupy)

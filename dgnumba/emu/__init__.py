@@ -7,9 +7,10 @@ The bodies of `dgnumba.ptx`'s operations use the rest: `thread`, `cta`, `warpgro
 from .async_ops import AsyncOp
 from .fragment import Fragment
 from .machine import thread
+from .observe import Access, Note, Observer, Transfer
 from .region import Region
 from .run import CLUSTER, CTA, THREAD, WARP, WARPGROUP, cta, lanes, perform, run, uniform, warpgroup
-from .trace import Note, Trace
+from .trace import Trace
 
 __all__ = [
     "CLUSTER",
@@ -17,11 +18,14 @@ __all__ = [
     "THREAD",
     "WARP",
     "WARPGROUP",
+    "Access",
     "AsyncOp",
     "Fragment",
     "Note",
+    "Observer",
     "Region",
     "Trace",
+    "Transfer",
     "cta",
     "lanes",
     "perform",

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import OutOfBoundsError, UninitializedError
 from .memory import SharedMemory
+from .observe import Access
 
 
 def dtype_of(dtype: Any) -> np.dtype[Any]:
@@ -70,9 +71,9 @@ class CheckedArray:
 class GlobalArray(CheckedArray):
     """A NumPy array in global memory."""
 
-    def __init__(self, array: np.ndarray, name: str) -> None:
+    def __init__(self, array: np.ndarray, name: str, tell_access: Callable[[Access], None] | None = None) -> None:
         super().__init__(array.shape, array.dtype, array.strides, name)
-        self._array = array
+        self._array, self._tell_access = array, tell_access
 
     @property
     def address(self) -> int:
@@ -82,7 +83,7 @@ class GlobalArray(CheckedArray):
     @property
     def T(self) -> GlobalArray:
         """Transposed."""
-        return GlobalArray(self._array.T, self.name)
+        return GlobalArray(self._array.T, self.name, self._tell_access)
 
     def read(self) -> np.ndarray:
         """All elements."""
@@ -93,7 +94,11 @@ class GlobalArray(CheckedArray):
             value = self._array[index]
         except IndexError:
             raise self._out_of_bounds(index) from None
-        return GlobalArray(value, self.name) if isinstance(value, np.ndarray) else scalar(value)
+        if isinstance(value, np.ndarray):
+            return GlobalArray(value, self.name, self._tell_access)
+        if self._tell_access is not None:
+            self._tell(index, "read")
+        return scalar(value)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if not self._array.flags.writeable:
@@ -102,12 +107,31 @@ class GlobalArray(CheckedArray):
             _store_into(self._array, index, value)
         except IndexError:
             raise self._out_of_bounds(index) from None
+        if self._tell_access is not None:
+            self._tell(index, "write")
 
     def atomic(self, index: Any, change: Callable[[Any], Any]) -> Any:
         """Replace an element by ``change(element)``, and return the old one."""
-        old = self[index]
-        self[index] = change(old)
+        tell, self._tell_access = self._tell_access, None  # one access, not a read and a write
+        try:
+            old = self[index]
+            self[index] = change(old)
+        finally:
+            self._tell_access = tell
+        if tell is not None:
+            self._tell(index, "atomic")
         return old
+
+    def _tell(self, index: Any, kind: str) -> None:
+        """Tell who looks on which bytes an access of elements touches, one by one."""
+        assert self._tell_access is not None
+        touched = self._array[(*(index if isinstance(index, tuple) else (index,)), np.newaxis)]
+        first = touched.__array_interface__["data"][0]
+        offsets = np.zeros(1, np.int64)
+        for extent, stride in zip(touched.shape, touched.strides):
+            offsets = (offsets[:, None] + np.arange(extent) * stride).ravel()
+        for offset in offsets.tolist():
+            self._tell_access(Access.of_global(kind, first + offset, self.itemsize))
 
 
 class LocalArray(GlobalArray):

@@ -29,6 +29,7 @@ class AsyncOp:
     act: Callable[[], None]
     reads: Sequence[Region] = ()
     writes: Sequence[Region] = ()
+    amount: int = 0  # bytes of a copy, multiply-adds of a product: for who looks on
     is_done: bool = field(default=False, init=False)  # it has taken effect
     is_awaited: bool = field(default=False, init=False)  # its issuers have waited for it
 
@@ -36,8 +37,10 @@ class AsyncOp:
         """Enter its accesses into the books of `smem`."""
         for region in self.reads:
             smem.async_read(region, agent, row, event)
+            smem.tell_transfer(self.name, "read", region)
         for region in self.writes:
             smem.async_write(region, row, event)
+            smem.tell_transfer(self.name, "write", region)
 
     def take_effect(self) -> None:
         """Do the work, once."""
@@ -79,7 +82,7 @@ class GroupQueue:
             row[half : 2 * half] = row[:half]
         op.enter(self._owners[0].cta.smem, self._agent, row, event)
         self._open.append(op)
-        cluster.machine.note("issue", op.name, self._owners, "")
+        cluster.machine.note("issue", op.name, self._owners, self._unit, amount=op.amount)
         if not cluster.machine.late:
             op.take_effect()
 
@@ -96,6 +99,7 @@ class GroupQueue:
         """Close the group of what was issued since the last commit."""
         self._groups.append(_Group(self._open, self._epoch))
         self._open = []
+        self._cluster.machine.note("commit", self._unit, self._owners)
 
     def wait(self, pending: int, read: bool = False) -> None:
         """The owners wait until at most `pending` groups are in flight (`read`: until the others have read their sources)."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .threads import Thread
 
 MAX_COUNT = (1 << 20) - 1  # of arrivals, and of transaction bytes
+CLUSTER_BARRIER = "barrier.cluster"
 
 
 class MBarrier:
@@ -74,6 +75,7 @@ class MBarrier:
             self.cta.touched_by_peer(thread, f"mbarrier.arrive at {self.name}")
         self._published.add(thread.uid)
         self._arrived.append(thread.uid)
+        self.cta.cluster.machine.note("arrive", thread.op, [thread], self.name, self.phase, cta=self.cta)
         self.pending -= count
         self._complete_if_due()
 
@@ -105,6 +107,7 @@ class MBarrier:
             return False
         if self._done is not None:
             self._clocks.acquire(thread.uid, self._done)
+        thread.machine.note("pass", thread.op, [thread], self.name, self.phase - 1)
         return True
 
     def wait(self, parity: int) -> None:
@@ -151,7 +154,7 @@ class MBarrier:
         op.enter(self.cta.smem, self._agent, self._clocks.full_row([thread.uid]), event)
         self.loads.append((op, nbytes, self._issued))
         self._last_load = self.cta.smem.describe(self._clocks.event_of(event))
-        cluster.machine.note("issue", op.name, [thread], self.name)
+        cluster.machine.note("issue", op.name, [thread], self.name, self.phase, nbytes)
         if not cluster.machine.late:
             self.land()
 
@@ -162,7 +165,7 @@ class MBarrier:
         assert self._agent is not None
         self._published.add_agent(self._agent, epoch)
         self.tx -= int(nbytes)
-        self.cta.cluster.machine.note("land", op.name, [], self.name)
+        self.cta.cluster.machine.note("land", op.name, [], self.name, self.phase, nbytes, cta=self.cta)
         self._complete_if_due()
 
     def check_at_exit(self) -> str | None:
@@ -194,6 +197,7 @@ class NamedBarrier:
         self.complete_if_due()
         thread = self._cta.cluster.machine.thread()
         thread.until(lambda: self._generation != generation, self._why, is_barrier=True)
+        thread.machine.note("pass", thread.op, thread.lanes, self._name, generation)
 
     def arrive(self, nthreads: int) -> None:
         """The running thread, or meeting, arrives without waiting."""
@@ -223,6 +227,7 @@ class NamedBarrier:
                     f"named barrier {self._number}: the lanes of warp {thread.warp} come from two places, "
                     f"here and {machine.sites[there].place}"
                 )
+        machine.note("arrive", machine.thread().op, machine.lanes(), self._name, self._generation)
         return machine.lanes()
 
     @property
@@ -244,8 +249,11 @@ class NamedBarrier:
 
     def _why(self) -> str:
         expected = self._cta.live if self._expected is None else self._expected
-        name = "syncthreads" if self._number == 0 and self._expected is None else f"named barrier {self._number}"
-        return f"{name} [{self._present} of {expected} threads there]"
+        return f"{self._name} [{self._present} of {expected} threads there]"
+
+    @property
+    def _name(self) -> str:
+        return "syncthreads" if self._number == 0 and self._expected is None else f"named barrier {self._number}"
 
 
 class ClusterBarrier:
@@ -270,6 +278,8 @@ class ClusterBarrier:
                 self._published.add_row(thread.released)
             self._waits[thread.uid] = self._generation
             self._arrived.add(thread.uid)
+        machine = self._cluster.machine
+        machine.note("arrive", machine.thread().op, machine.lanes(), CLUSTER_BARRIER, self._generation)
         self.complete_if_due()
 
     def complete_if_due(self) -> None:
@@ -290,6 +300,7 @@ class ClusterBarrier:
         assert self._done is not None
         for thread in lanes:
             self._cluster.clocks.acquire(thread.uid, self._done)
+        machine.note("pass", machine.thread().op, lanes, CLUSTER_BARRIER, generation)
 
     def _why(self) -> str:
         return f"barrier.cluster.wait [{len(self._arrived)} of {len(self._cluster.live)} threads arrived]"

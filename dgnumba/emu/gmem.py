@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import OutOfBoundsError
+from .observe import Access
 
 
 class _Range(NamedTuple):
@@ -20,8 +22,9 @@ class _Range(NamedTuple):
 class GlobalMemory:
     """The arrays that a kernel may reach."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell_access: Callable[[Access], None] | None = None) -> None:
         self._arrays: list[_Range] = []
+        self._tell_access = tell_access
 
     def register(self, array: np.ndarray, name: str) -> None:
         """Let the kernel reach `array` by address."""
@@ -46,11 +49,16 @@ class GlobalMemory:
 
     def load(self, address: int, nbytes: int, align: int | None = None) -> bytes:
         """What a thread reads at `address`."""
-        return self.bytes_at(address, nbytes, align or nbytes).tobytes()
+        data = self.bytes_at(address, nbytes, align or nbytes).tobytes()
+        if self._tell_access is not None:
+            self._tell_access(Access.of_global("read", int(address), nbytes))
+        return data
 
     def store(self, address: int, data: bytes, align: int | None = None) -> None:
         """A thread writes `data` at `address`."""
         self.bytes_at(address, len(data), align or len(data), write=True)[:] = np.frombuffer(data, np.uint8)
+        if self._tell_access is not None:
+            self._tell_access(Access.of_global("write", int(address), len(data)))
 
     def _nearest(self, address: int) -> str:
         if not self._arrays:

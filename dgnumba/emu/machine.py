@@ -11,13 +11,12 @@ from greenlet import getcurrent
 
 from ..errors import EmulationError
 from .gmem import GlobalMemory
+from .observe import Hearers, Note, Observe
 from .source import Sites
 from .threads import Thread
 
 if TYPE_CHECKING:
-    from .trace import Note
-
-Observe = Callable[["Note"], None]
+    from .cta import Cta
 
 
 class Machine:
@@ -25,7 +24,8 @@ class Machine:
 
     def __init__(self, policy: str, labels: Mapping[int, str] | None, observe: Observe | None) -> None:
         self.late = policy == "late"
-        self.gmem = GlobalMemory()
+        self.hearers = Hearers.of(observe)
+        self.gmem = GlobalMemory(self.hearers.access)
         self.sites = Sites()
         self.scheduler = getcurrent()
         self.kernel: Callable[..., Any] = _no_kernel
@@ -33,7 +33,6 @@ class Machine:
         self.grid_dim = (1, 1, 1)
         named = sorted((labels or {}).items())
         self._label_offsets, self._labels = [offset for offset, _ in named], [name for _, name in named]
-        self._observe = observe
         self._step = 0
 
     def thread(self) -> Thread:
@@ -63,14 +62,14 @@ class Machine:
         who = thread.cta.cluster.thread_text([t.uid for t in thread.lanes])
         return f"{who}, {site or thread.op}"
 
-    def note(self, kind: str, op: str, threads: Sequence[Thread], detail: str) -> None:
-        """Tell whoever looks on."""
-        if self._observe is None:
+    def note(
+        self, kind: str, op: str, threads: Sequence[Thread], detail: str = "", phase: int = -1, amount: int = 0, cta: Cta | None = None
+    ) -> None:
+        """Tell whoever takes notes."""
+        if self.hearers.note is None:
             return
-        from .trace import Note
-
         self._step += 1
-        self._observe(Note.of(self._step, kind, op, threads, detail))
+        self.hearers.note(Note.of(self._step, kind, op, threads, detail, phase, amount, cta))
 
 
 def thread() -> Thread:

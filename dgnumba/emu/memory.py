@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import BarrierError, OutOfBoundsError, ProxyError, RaceError, UninitializedError
 from .clocks import Event, Row
+from .observe import Access, Transfer
 from .region import CHUNK, WINDOW, Region
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class SharedMemory:
             raise OutOfBoundsError(f"smem: a CTA has at most {CAPACITY} bytes of shared memory, got {nbytes}")
         self._cta = cta
         self._clocks, self._machine = cta.cluster.clocks, cta.cluster.machine
+        self._tell_access, self._tell_transfer = self._machine.hearers.access, self._machine.hearers.transfer
         self.base, self.dynamic_end = base, base + nbytes
         self._static = self._static_end = -(-self.dynamic_end // 128) * 128
         room = -(-(self._static + CAPACITY - nbytes) // CHUNK) * CHUNK
@@ -118,6 +120,8 @@ class SharedMemory:
         for granule, mask in _masks(address, nbytes):
             self._was_read[granule] = True
             self._reads.setdefault(granule, {})[thread.uid, mask] = event_number
+        if self._tell_access is not None:
+            self._tell_access(Access("shared", "atomic" if atomic else "read", address, nbytes, thread, self))
         return bytes(self._raw[address : address + nbytes])
 
     def _store(self, thread: Thread, address: int, data: bytes, align: int, atomic: bool = False) -> None:
@@ -144,6 +148,8 @@ class SharedMemory:
                         self._race("write", address, nbytes, event, "read")
         stamps[:] = self._note(thread, atomic)
         self._raw[address : address + nbytes] = data
+        if self._tell_access is not None and not atomic:
+            self._tell_access(Access("shared", "write", address, nbytes, thread, self))
 
     def _note(self, thread: Thread, atomic: bool = False) -> int:
         machine = self._machine
@@ -207,6 +213,11 @@ class SharedMemory:
             is_late = clocks.fenced[event.agent] >= event.epoch
             why = "but no barrier after its fence.proxy.async orders the two" if is_late else "without fence.proxy.async by the writer"
             raise ProxyError(f"shared memory at {self.text(address)}: the async proxy {access}s what {self.describe(event)} wrote, {why}")
+
+    def tell_transfer(self, op: str, kind: str, region: Region) -> None:
+        """Tell who looks on that an asynchronous operation issued now reads or writes `region`."""
+        if self._tell_transfer is not None:
+            self._tell_transfer(Transfer(op, kind, region, self, self._machine.thread()))
 
     def peek(self, region: Region) -> np.ndarray:
         """The bytes of `region`, unchecked: [nbytes], or the shape of its chunks and 16."""

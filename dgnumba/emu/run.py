@@ -14,7 +14,8 @@ from ..errors import DivergenceError, EmulationError
 from .arrays import GlobalArray, scalar
 from .cluster import Cluster
 from .cta import Cta, Dim3, Warpgroup
-from .machine import Machine, Observe, thread
+from .machine import Machine, thread
+from .observe import Observe
 from .rebind import Rebinder
 from .threads import IN_KERNEL, Thread
 
@@ -45,7 +46,7 @@ def run(
     args                  NumPy arrays, numbers, tensor maps
     smem                  bytes of dynamic shared memory
     policy                "eager": asynchronous work takes effect when issued; "late": only when a wait makes it due
-    observe               called with a `trace.Note` for all that happens, as `trace.Trace` is
+    observe               who looks on: an `Observer`, a function that takes a `Note` for all that happens, as `Trace` does, or several
     smem_base             address of the dynamic shared memory: 1024-aligned unless asked for otherwise
     arrays                more arrays that the kernel may reach by address
     labels                names for messages: offset in the dynamic shared memory -> "full[0]"
@@ -75,7 +76,7 @@ def perform(name: str, scope: str, body: Callable[..., Any], args: tuple[Any, ..
     t = thread()
     t.op = name
     if scope == THREAD:
-        t.machine.note("op", name, t.lanes, "")
+        t.machine.note("op", name, t.lanes)
         result = body(*args)
         t.op = IN_KERNEL
         return result
@@ -142,7 +143,7 @@ def _arguments(machine: Machine, kernel: Callable[..., Any], args: Sequence[Any]
     for name, value in zip(names, args):
         if isinstance(value, np.ndarray) and value.ndim:
             machine.gmem.register(value, name)
-            value = GlobalArray(value, name)
+            value = GlobalArray(value, name, machine.hearers.access)
         elif isinstance(value, (np.generic, np.ndarray)):
             value = scalar(np.asarray(value)[()])
         elif isinstance(getattr(value, "array", None), np.ndarray):

@@ -74,9 +74,9 @@ class Thread(greenlet):  # type: ignore[misc]
         if ready():
             return
         self.waiting = Wait(ready, why, on, is_barrier=is_barrier)
-        self.machine.note("block", self.op, self.lanes, "")
+        self.machine.note("block", self.op, self.lanes)
         self.parent.switch()
-        self.machine.note("wake", self.op, self.lanes, "")
+        self.machine.note("wake", self.op, self.lanes)
 
     def pause(self) -> None:
         """Let the other threads run first: what a spin loop must call."""
@@ -223,7 +223,7 @@ class Group:
         members = [t for t in meeting.members if t in meeting.args]
         cluster = thread.cta.cluster
         meeting.runner, thread.lanes = thread, tuple(members)
-        cluster.machine.note("op", meeting.name, members, "")
+        cluster.machine.note("op", meeting.name, members)
         try:
             results = body(*zip(*(meeting.args[t] for t in members)))
         finally:

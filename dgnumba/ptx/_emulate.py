@@ -125,7 +125,7 @@ def tma_store(name: str, tmap: TensorMap, src: int, coordinates: Sequence[int]) 
         needed[box.inside] = True
         chunks = box.order(source.address)[needed.reshape(-1, CHUNK).any(axis=1)]
         reads = [Region.of(source.address + chunks * CHUNK)] if len(chunks) else []
-    thread().bulk.issue(AsyncOp(name, act, reads=reads))
+    thread().bulk.issue(AsyncOp(name, act, reads=reads, amount=box.nbytes))
 
 
 def bulk_load(name: str, dst: int, src: int, nbytes: int, bar: int) -> None:
@@ -201,7 +201,7 @@ def wgmma(
         tile[:rows] = product
         out[...] = lane_map.gather(tile)
 
-    op = AsyncOp(name, act, reads=[r for r in (a_region, b_region) if r])
+    op = AsyncOp(name, act, reads=[r for r in (a_region, b_region) if r], amount=64 * columns * K_BYTES)
     warpgroup().mma.issue(op)
     return [Fragment(row, op) for row in out]
 

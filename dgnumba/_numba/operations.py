@@ -72,8 +72,8 @@ def register(operation: Any) -> None:
             taken = []
             for (name, kind), ty in zip(operation.params, args):
                 accepted = _accept(kind, ty)
-                if accepted is None:
-                    raise TypingError(f"{operation.name}: argument {name} must be {operation.kind_text(kind)}, got {ty}")
+                if accepted is None or name in operation.counts and len(accepted) != operation.counts[name]:
+                    raise TypingError(f"{operation.name}: argument {name} must be {operation.kind_text(name)}, got {ty}")
                 taken.append(accepted)
             return signature(_result_type(operation, taken), *taken)
 

@@ -1,7 +1,8 @@
 """Who holds what: the elements of a tile in the registers of a warp or warpgroup.
 
 A `LaneMap` gives row and column for (lane, register element) as integer arrays; it is a bijection onto its tile. The kernels' addresses, the
-emulator's instructions and the pictures all ask the same maps. Sources: PTX ISA 9.0, "Register fragments for wgmma", "ldmatrix", "stmatrix".
+emulator's instructions and the pictures all ask the same maps. Sources: PTX ISA 9.0, "Register fragments for wgmma", "mma.m16n8k16", "mma.m16n8k32",
+"mma.m16n8k64", "ldmatrix", "stmatrix".
 """
 
 from __future__ import annotations
@@ -75,3 +76,36 @@ def matrix_8x8() -> LaneMap:
     """One 8x8 matrix of 16-bit elements of ldmatrix and stmatrix: 32 lanes, two elements; lane holds row lane/4, columns 2(lane%4) + {0, 1}."""
     _, lane, i = _grid(32, 2)
     return LaneMap("MATRIX_8X8", (8, 8), lane // 4, 2 * (lane % 4) + i)
+
+
+@cache
+def mma_accumulator() -> LaneMap:
+    """The 16 x 8 accumulator of mma.sync: 32 lanes, four registers.
+
+    Registers 0 and 1 are row lane/4, columns 2(lane%4) + {0, 1}; registers 2 and 3 the same columns, 8 rows lower.
+    """
+    _, lane, i = _grid(32, 4)
+    return LaneMap("MMA_ACCUMULATOR", (16, 8), lane // 4 + 8 * (i // 2), 2 * (lane % 4) + i % 2)
+
+
+@cache
+def mma_a(bits: int) -> LaneMap:
+    """The operand A of mma.sync, 16 rows of 32 bytes: 32 lanes, four registers of e = 32 / bits elements.
+
+    Element b of register r is row lane/4 + 8 (r%2), column 4e (r/2) + e (lane%4) + b.
+    """
+    e = 32 // bits
+    _, lane, i = _grid(32, 4 * e)
+    r = i // e
+    return LaneMap("MMA_A", (16, 8 * e), lane // 4 + 8 * (r % 2), 4 * e * (r // 2) + e * (lane % 4) + i % e)
+
+
+@cache
+def mma_b(bits: int) -> LaneMap:
+    """The operand B of mma.sync as rows of N, 8 of 32 bytes: 32 lanes, two registers of e = 32 / bits elements.
+
+    Element b of register r is row (of N) lane/4, column (of K) 4e r + e (lane%4) + b.
+    """
+    e = 32 // bits
+    _, lane, i = _grid(32, 2 * e)
+    return LaneMap("MMA_B", (8, 8 * e), lane // 4 + 0 * i, 4 * e * (i // e) + e * (lane % 4) + i % e)

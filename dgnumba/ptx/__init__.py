@@ -4,7 +4,7 @@ from dgnumba.ptx import mbarrier, tma, wgmma
 """
 
 from ..integers import u32, u64
-from . import barrier, convert, fragment, matrix, mbarrier, memory, thread, tma, wgmma
+from . import barrier, convert, cp_async, fragment, matrix, mbarrier, memory, mma, thread, tma, wgmma
 from ._declare import OPS, Fragment, Imm, Registers, TensorMapArg, f32, op, select, unrolled
 
 __all__ = [
@@ -15,11 +15,13 @@ __all__ = [
     "TensorMapArg",
     "barrier",
     "convert",
+    "cp_async",
     "f32",
     "fragment",
     "matrix",
     "mbarrier",
     "memory",
+    "mma",
     "op",
     "select",
     "thread",

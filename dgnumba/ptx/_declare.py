@@ -9,7 +9,7 @@ The decorator says what the device executes, the body says what the instruction 
 name stays an ordinary function: met by Numba it becomes the asm, called by Python (in the emulator) it runs its body.
 
 An argument's annotation is its kind: `u32`, `u64`, `f32`, `bool`; `Imm` (a constant, known at compile time); `Fragment` (a tuple of
-float32 registers of any length); `Registers` (a tuple of u32); `TensorMapArg`; `ArrayArg`. A result is a scalar kind, None,
+float32 registers of any length, `Fragment(4)`: of four); `Registers` (a tuple of u32); `TensorMapArg`; `ArrayArg`. A result is a scalar kind, None,
 `Registers(4)`, `Registers(lambda sizes: sizes["fragment"] // 2)` (sizes of the list arguments, values of the immediates), or, with
 `tied="acc"`, that argument's own registers, updated.
 
@@ -79,14 +79,16 @@ class Operation:
     pure: bool
     body: Callable[..., Any]
     function: Callable[..., Any] = field(repr=False)
+    counts: dict[str, int] = field(default_factory=dict)  # of the list arguments whose length is fixed
 
     @property
     def parameters_text(self) -> str:
         return ", ".join(f"{name}: {kind}" for name, kind in self.params)
 
-    @staticmethod
-    def kind_text(kind: str) -> str:
-        return _KIND_TEXT[kind]
+    def kind_text(self, name: str) -> str:
+        """What argument `name` must be."""
+        text = _KIND_TEXT[dict(self.params)[name]]
+        return text.replace("a tuple of", f"a tuple of {self.counts[name]}") if name in self.counts else text
 
 
 OPS: dict[str, Operation] = {}
@@ -100,6 +102,7 @@ def _declare(
     params = tuple(
         (p.name, _KIND[p.annotation if isinstance(p.annotation, type) else type(p.annotation)]) for p in signature.parameters.values()
     )
+    counts = {p.name: p.annotation.count for p in signature.parameters.values() if isinstance(getattr(p.annotation, "count", None), int)}
     result = signature.return_annotation
     tied_index = [n for n, _ in params].index(tied) if tied else None
     if tied:
@@ -120,7 +123,7 @@ def _declare(
     call.__name__, call.__qualname__, call.__module__ = body.__name__, body.__qualname__, body.__module__
     call.__doc__ = body.__doc__ and textwrap.dedent(body.__doc__)
     call.__wrapped__ = body  # type: ignore[attr-defined]
-    operation = Operation(full, text, params, result, tied_index, scope, pure, body, call)
+    operation = Operation(full, text, params, result, tied_index, scope, pure, body, call, counts)
     call.operation = operation  # type: ignore[attr-defined]
     call.__emu_op__ = full  # type: ignore[attr-defined]  # the emulator leaves it as it is
     OPS.setdefault(full, operation)

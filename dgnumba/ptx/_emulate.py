@@ -1,4 +1,4 @@
-"""What the larger instructions mean, in NumPy: boxes of TMA, 8x8 matrices, tiles of wgmma; for the bodies in `tma`, `matrix` and `wgmma`."""
+"""What the larger instructions mean, in NumPy, for the bodies of the other modules: boxes of TMA, 8x8 matrices, tiles of mma.sync and wgmma."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from ..dtypes import DTYPES
 from ..emu import AsyncOp, Fragment, Region, cta, lanes, thread, uniform, warpgroup
 from ..emu.tensor_core import multiply_add
 from ..errors import DivergenceError, EmulationError, OutOfBoundsError
+from ..integers import u32
 from ..layouts.descriptors import SmemDescriptor, TensorMap
-from ..layouts.lanes import wgmma_a_fp8, wgmma_accumulator
+from ..layouts.lanes import LaneMap, mma_a, mma_accumulator, mma_b, wgmma_a_fp8, wgmma_accumulator
 from ..layouts.swizzle import ALIGNMENT, CHUNK, swizzle
 
 K_BYTES = 32  # of one wgmma step
@@ -150,6 +151,17 @@ def stmatrix(addresses: Sequence[int], *registers: Sequence[int]) -> None:
     cta().smem.store_rows(addresses[: len(rows)], rows)
 
 
+def ldmatrix(addresses: Sequence[int], count: int, is_transposed: bool = False) -> list[tuple[u32, ...]]:
+    """Lane 8i + r gives the address of row r of matrix i; lane L gets two elements of row L/4 of each (of each transposed)."""
+    if len(addresses) != 32:
+        raise DivergenceError(f"ldmatrix: expected a warp of 32 lanes, got {len(addresses)}")
+    rows = cta().smem.load_rows(addresses[: 8 * count])
+    if is_transposed:
+        rows = np.ascontiguousarray(rows.view(np.uint16).reshape(count, 8, 8).transpose(0, 2, 1)).view(np.uint8)
+    words = rows.view(np.uint32).reshape(count, 32)  # word L of a matrix is what lane L holds
+    return [tuple(u32(w) for w in column) for column in words.T.tolist()]
+
+
 # wgmma
 
 
@@ -210,3 +222,35 @@ def _registers_a(registers: Sequence[Sequence[int]]) -> Bytes:
     held = np.array(registers, np.uint32).view(np.uint8)  # [128, 16]
     tile: Bytes = wgmma_a_fp8().scatter(held)
     return tile
+
+
+# mma.sync
+
+
+def _mma_operand(registers: Sequence[Sequence[int]], dtype: str, lane_map: LaneMap, count: int) -> np.ndarray:
+    """What a warp holds of one operand, decoded: float64, or int64 for integers."""
+    row = DTYPES[dtype]
+    words = np.array([list(r) for r in registers], np.uint32).reshape(32, count)
+    codes = words.view(np.uint16 if row.bits == 16 else np.uint8)
+    if row.bits == 4:
+        codes = np.stack([codes & 15, codes >> 4], axis=2).reshape(32, -1)
+    return lane_map.scatter(row.decode(codes)).astype(np.float64 if row.is_float else np.int64)
+
+
+def mma_sync(dtype: str, acc: Sequence[Any], a: Sequence[Any], b: Sequence[Any], m_tiles: int = 1, n_tiles: int = 1) -> list[Any]:
+    """One step of a warp: `m_tiles` x `n_tiles` of 16 x 8, each += 16 x 32 bytes of A times 8 x 32 bytes of B."""
+    if len(acc) != 32:
+        raise DivergenceError(f"mma.sync: expected a warp of 32 lanes, got {len(acc)}")
+    bits, is_float = DTYPES[dtype].bits, DTYPES[dtype].is_float
+    held = np.array([list(f) for f in acc], np.float32 if is_float else np.uint32).reshape(32, m_tiles * n_tiles, 4)
+    a_tiles = [_mma_operand([r[4 * i : 4 * i + 4] for r in a], dtype, mma_a(bits), 4) for i in range(m_tiles)]
+    b_tiles = [_mma_operand([r[2 * j : 2 * j + 2] for r in b], dtype, mma_b(bits), 2) for j in range(n_tiles)]
+    lane_map, out = mma_accumulator(), np.empty_like(held)
+    products = np.concatenate(a_tiles) @ np.concatenate(b_tiles).T
+    for tile in range(m_tiles * n_tiles):
+        i, j = divmod(tile, n_tiles)
+        start = lane_map.scatter(held[:, tile])
+        total = products[16 * i : 16 * i + 16, 8 * j : 8 * j + 8] + start
+        out[:, tile] = lane_map.gather(total.astype(np.float32) if is_float else (total & 0xFFFFFFFF).astype(np.uint32))
+    flat = out.reshape(32, -1)
+    return [Fragment(row) for row in flat] if is_float else [tuple(u32(v) for v in row) for row in flat.tolist()]

@@ -9,7 +9,7 @@ import numpy as np
 from ..arithmetic import fma32
 from ..emu import Fragment as Held
 from . import memory
-from ._declare import Fragment, Imm, f32, select, u32, unrolled
+from ._declare import Fragment, Imm, Registers, f32, select, u32, unrolled
 from .convert import fma
 
 
@@ -24,6 +24,19 @@ def zero(count: Imm) -> Fragment(lambda sizes: sizes["count"]):
     Emulates:  exactly
     """
     return (0.0,) * count
+
+
+@unrolled
+def zero_u32(count: Imm) -> Registers(lambda sizes: sizes["count"]):
+    """zero - `count` registers of 0.
+
+    PTX:       mov.b32
+    Scope:     thread
+    Args:      count  constant
+    Returns:   u32 registers
+    Emulates:  exactly
+    """
+    return (u32(0),) * count
 
 
 def _promote(total: Any, acc: Any, scales: Any) -> Any:

@@ -8,15 +8,18 @@ from dgnumba import ptx
 from dgnumba.integers import u32, u64
 from dgnumba.kernels import GemmPlan, sm90_fp8_gemm_1d2d
 from dgnumba.layouts.descriptors import SmemDescriptor, TensorMap
-from dgnumba.ptx import wgmma
+from dgnumba.ptx import matrix, mma, wgmma
 
 FAMILIES = {
-    name: getattr(ptx, name) for name in ("barrier", "convert", "fragment", "matrix", "mbarrier", "memory", "thread", "tma", "wgmma")
+    name: getattr(ptx, name)
+    for name in ("barrier", "convert", "cp_async", "fragment", "matrix", "mbarrier", "memory", "mma", "thread", "tma", "wgmma")
 }
 
 # The operations that are made to measure: one of each is enough to look at.
 MMA = wgmma.mma_for("float8_e4m3fn", "float8_e4m3fn", a=SmemDescriptor(), b=SmemDescriptor())
 MMA_RS = wgmma.mma_rs_for("float8_e4m3fn", "float8_e4m3fn", b=SmemDescriptor())
+MMA_TILE = mma.tile_for("bfloat16", 2, 4)
+LOAD_TILES = matrix.load_tiles_for(2, 2048)
 for epilogue, d_dtype in (("tma", "bfloat16"), ("warp", "bfloat16"), ("direct", "float32")):
     sm90_fp8_gemm_1d2d.build(GemmPlan("sm90_fp8_gemm_1d2d", 64, 64, 4, epilogue=epilogue, d_dtype=d_dtype))
 
@@ -28,7 +31,14 @@ MADE_TO_MEASURE = {name for name in OPERATIONS if getattr(FAMILIES.get(name.spli
 
 CALLABLE = {name: o for name, o in OPERATIONS.items() if name not in MADE_TO_MEASURE}
 
-IMMEDIATE = {"thread.setmaxnreg_dec": "40", "thread.setmaxnreg_inc": "232", "fragment.zero": "8", "wgmma.wait": "1"}
+IMMEDIATE = {
+    "thread.setmaxnreg_dec": "40",
+    "thread.setmaxnreg_inc": "232",
+    "fragment.zero": "8",
+    "fragment.zero_u32": "8",
+    "wgmma.wait": "1",
+    "cp_async.wait": "1",
+}
 
 GOOD = {
     "u32": ("a", "b", "i0", "i1", "i2", "i3", "i4", "i5"),
@@ -37,6 +47,9 @@ GOOD = {
     "bool": ("(a < b)",),
     "fragment": ("frag", "frag", "frag"),
     "registers": ("regs",),
+    "registers 2": ("regs2",),
+    "registers 4": ("regs", "regs"),
+    "fragment 4": ("frag4",),
     "tensor_map": ("tmap",),
     "array": ("array",),
 }
@@ -46,7 +59,7 @@ SINKS = {
     "u64": "    memory.store_global_f32_if(a < b, {r}, f0)",
     "f32": "    memory.store_shared_f32(sink, {r})",
     "bool": "    memory.store_shared_u32(sink, u32({r}))",
-    "registers": "    memory.store_global_v4_if(a < b, q, {r})",
+    "registers": "    memory.store_shared_u32(sink, {r}[0] ^ {r}[1])",
     "fragment": "    memory.store_shared_f32(sink, {r}[0] + {r}[1])",
 }
 
@@ -60,6 +73,7 @@ def arguments(operation, **spoiled):
     left = {kind: list(names) for kind, names in GOOD.items()}
     out = []
     for name, kind in operation.params:
+        kind = f"{kind} {operation.counts[name]}" if name in operation.counts else kind
         good = IMMEDIATE.get(operation.name, "0") if kind == "imm" else left[kind].pop(0)
         out.append(spoiled.get(name, good))
     return ", ".join(out)
@@ -70,7 +84,12 @@ def kernel_of(names, **spoiled):
     lines = ["def kernel(tmap, array, a, b, sink, q, f0):"]
     lines += [f"    i{i} = a + {16 * i + 16}" for i in range(6)]
     lines += ["    f1 = memory.load_shared_f32(a)", "    f2 = memory.load_shared_f32(b)", "    f3 = memory.load_shared_f32(a + 4)"]
-    lines += ["    regs = memory.load_shared_v4(a)", "    frag = fragment.promote(fragment.zero(8), fragment.zero(8), (f0, f1))"]
+    lines += [
+        "    regs = memory.load_shared_v4(a)",
+        "    regs2 = regs[:2]",
+        "    frag4 = memory.load_shared_v4_f32(b)",
+        "    frag = fragment.promote(fragment.zero(8), fragment.zero(8), (f0, f1))",
+    ]
     for number, name in enumerate(names):
         operation = CALLABLE[name]
         call = f"{name}({arguments(operation, **spoiled)})"

@@ -61,7 +61,14 @@ def test_the_docstring_agrees_with_the_declaration(name):
 
 @pytest.mark.parametrize("name", [n for n, o in OPERATIONS.items() if "layouts.lanes" in keys(o).get("Lanes", "")])
 def test_lane_maps_that_are_named_exist(name):
-    maps = {"wgmma_accumulator": lanes.wgmma_accumulator(8), "wgmma_a_fp8": lanes.wgmma_a_fp8(), "matrix_8x8": lanes.matrix_8x8()}
+    maps = {
+        "wgmma_accumulator": lanes.wgmma_accumulator(8),
+        "wgmma_a_fp8": lanes.wgmma_a_fp8(),
+        "matrix_8x8": lanes.matrix_8x8(),
+        "mma_accumulator": lanes.mma_accumulator(),
+        "mma_a": lanes.mma_a(8),
+        "mma_b": lanes.mma_b(8),
+    }
     for cited in re.findall(r"layouts\.lanes\.(\w+)", keys(OPERATIONS[name])["Lanes"]):
         assert maps[cited.lower()].name == cited.upper()
 

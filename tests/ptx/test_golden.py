@@ -17,6 +17,10 @@ _TENSOR = r"cp\.async\.bulk\.tensor\.{d}\.shared::cluster\.global\.mbarrier::com
 _TO_GLOBAL = r"cp\.async\.bulk\.tensor\.{d}\.global\.shared::cta\.bulk_group"
 _IF_FIRST = rf"setp\.ne\.b32 p, {R}, 0; "
 _IF = _IF_FIRST + "@p "
+_MMA = (
+    r"mma\.sync\.aligned\.m16n8k{k}\.row\.col\.{acc}\.{t}\.{t}\.{acc} "
+    rf"{{{{{{r}}, {{r}}, {{r}}, {{r}}}}}}, {{{{{R}, {R}, {R}, {R}}}}}, {{{{{R}, {R}}}}}, {{{{{{r}}, {{r}}, {{r}}, {{r}}}}}};"
+)
 
 # Written from the PTX ISA, not from the declarations; `{r}` etc. are registers.
 GOLDEN = {
@@ -39,9 +43,18 @@ GOLDEN = {
     "convert.fma": rf"fma\.rn\.f32 {F}, {F}, {F}, {F};",
     "convert.forget": r"// forget",
     "convert.max_magnitude": rf"abs\.f32 t, {F}; max\.NaN\.f32 {F}, {F}, t;",
+    "cp_async.commit": r"cp\.async\.commit_group;",
+    "cp_async.copy_16": rf"cp\.async\.cg\.shared\.global\.L2::128B \[{R}\], \[{RD}\], 16;",
+    "cp_async.copy_16_zfill": rf"cp\.async\.cg\.shared\.global\.L2::128B \[{R}\], \[{RD}\], 16, {R};",
+    "cp_async.wait": r"cp\.async\.wait_group 1;",
     "fragment.promote": rf"fma\.rn\.f32 {F}, {F}, {F}, {F};",
     "fragment.promote_columns": rf"mul\.(?:rn\.)?f32 {F}, {F}, {F};",
     "fragment.zero": r"",
+    "fragment.zero_u32": r"",
+    "matrix.ldmatrix_x2": rf"ldmatrix\.sync\.aligned\.m8n8\.x2\.shared\.b16 {{{R}, {R}}}, \[{R}\];",
+    "matrix.ldmatrix_x2_trans": rf"ldmatrix\.sync\.aligned\.m8n8\.x2\.trans\.shared\.b16 {{{R}, {R}}}, \[{R}\];",
+    "matrix.ldmatrix_x4": rf"ldmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16 {{{R}, {R}, {R}, {R}}}, \[{R}\];",
+    "matrix.ldmatrix_x4_trans": rf"ldmatrix\.sync\.aligned\.m8n8\.x4\.trans\.shared\.b16 {{{R}, {R}, {R}, {R}}}, \[{R}\];",
     "matrix.stmatrix_x1": rf"stmatrix\.sync\.aligned\.m8n8\.x1\.shared\.b16 \[{R}\], {{{R}}};",
     "matrix.stmatrix_x2": rf"stmatrix\.sync\.aligned\.m8n8\.x2\.shared\.b16 \[{R}\], {{{R}, {R}}};",
     "matrix.stmatrix_x4": rf"stmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16 \[{R}\], {{{R}, {R}, {R}, {R}}};",
@@ -74,6 +87,11 @@ GOLDEN = {
     "memory.store_shared_f32": rf"st\.shared\.f32 \[{R}\], {F};",
     "memory.store_shared_v4_f32": rf"st\.shared\.v4\.f32 \[{R}\], {{{F}, {F}, {F}, {F}}};",
     "memory.store_shared_u32": rf"st\.shared\.b32 \[{R}\], {R};",
+    "mma.m16n8k16_bf16": _MMA.format(k=16, acc="f32", t="bf16", r=F),
+    "mma.m16n8k16_f16": _MMA.format(k=16, acc="f32", t="f16", r=F),
+    "mma.m16n8k32_e4m3": _MMA.format(k=32, acc="f32", t="e4m3", r=F),
+    "mma.m16n8k32_s8": _MMA.format(k=32, acc="s32", t="s8", r=R),
+    "mma.m16n8k64_s4": _MMA.format(k=64, acc="s32", t="s4", r=R),
     "thread.cluster_ctarank": rf"mov\.u32 {R}, %cluster_ctarank;",
     "thread.griddepcontrol_launch_dependents": r"griddepcontrol\.launch_dependents;",
     "thread.griddepcontrol_wait": r"griddepcontrol\.wait;",

@@ -10,7 +10,7 @@ from dgnumba import _numba
 from dgnumba.errors import CompileError
 from dgnumba.integers import u32
 from dgnumba.layouts.descriptors import SmemDescriptor
-from dgnumba.ptx import fragment, mbarrier, memory, wgmma
+from dgnumba.ptx import fragment, mbarrier, memory, mma, wgmma
 
 pytestmark = pytest.mark.skipif(not _numba.HAVE_NUMBA_CUDA, reason="needs numba-cuda")
 
@@ -37,6 +37,8 @@ def refused(kernel, argtypes=ARGTYPES):
 @pytest.mark.parametrize("name, parameter, kind", CASES, ids=[f"{n}-{p}" for n, p, _ in CASES])
 def test_a_wrong_kind_names_the_argument(name, parameter, kind):
     wrong, expected = WRONG[kind]
+    if parameter in CALLABLE[name].counts:
+        expected = expected.replace("a tuple of", f"a tuple of {CALLABLE[name].counts[parameter]}")
     message = refused(kernel_of([name], **{parameter: wrong}))
     assert f"{name}: argument {parameter} must be {expected}, got " in message
 
@@ -64,7 +66,22 @@ def test_accumulators_and_operands_of_a_made_operation():
 
     assert "wgmma.mma: argument acc must be a tuple of float32 registers, got u32" in refused(no_fragment, (u32, u32))
     assert "wgmma.mma: argument accumulate must be an integer constant, got u32" in refused(late_constant, (u32, u32))
-    assert "memory.store_global_v4_if: argument values must be a tuple of u32 registers, got" in refused(no_registers, (u32, u32))
+    assert "memory.store_global_v4_if: argument values must be a tuple of 4 u32 registers, got" in refused(no_registers, (u32, u32))
+
+
+def test_a_fragment_of_another_length_is_refused():
+    def short(a, b):
+        regs = memory.load_shared_v4(a)
+        mma.m16n8k16_bf16(fragment.zero(4), regs, regs)
+
+    multiply = mma.tile_for("bfloat16", 1, 2)
+
+    def tile(a, b):
+        regs = memory.load_shared_v4(a)
+        multiply(fragment.zero(4), regs, regs)
+
+    assert "mma.m16n8k16_bf16: argument b must be a tuple of 2 u32 registers, got UniTuple(u32 x 4)" in refused(short, (u32, u32))
+    assert "mma.tile: argument acc must be a tuple of 8 float32 registers, got UniTuple(float32 x 4)" in refused(tile, (u32, u32))
 
 
 def test_plain_integers_are_taken_where_registers_are():

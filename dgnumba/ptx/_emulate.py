@@ -25,7 +25,8 @@ Bytes = np.ndarray
 
 
 def _signed(coordinate: int) -> int:
-    return coordinate - (1 << 32) if coordinate >> 31 else coordinate
+    """What the hardware reads in the 32 bits of a coordinate: it may come as -1 or as 0xFFFFFFFF."""
+    return ((coordinate & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
 
 
 class Box:
@@ -47,6 +48,8 @@ class Box:
             raise OutOfBoundsError(
                 f"TMA: expected an innermost coordinate that is a multiple of {CHUNK} bytes ({CHUNK // size} of {tmap.dtype}), got {first[0]}"
             )
+        if is_store and min(first) < 0:  # a load may begin before the tensor
+            raise OutOfBoundsError(f"TMA: expected coordinates of 0 or more for a store, got {first}")
         extents, dims, start = list(tmap.box), list(tmap.dims), first
         extents[0], dims[0], start[0] = extents[0] * size, dims[0] * size, start[0] * size
         if is_store:  # whole chunks are written, also where the last one of a row reaches past the tensor (H200, 2026-11-29)

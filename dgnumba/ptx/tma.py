@@ -4,7 +4,8 @@ from ..emu import thread
 from ._declare import Imm, TensorMapArg, op, u32, u64
 from ._emulate import bulk_load, tma_load, tma_store
 
-# NOTE: the innermost coordinate must be a multiple of 16 bytes: any other is an illegal instruction (H200, driver 580, 2026-11-29).
+# NOTE: the innermost coordinate must be a multiple of 16 bytes, and a store's coordinates must not be negative, where a load's may: anything
+# else is an illegal instruction (H200, driver 580, 2026-11-29).
 _LOAD = "cp.async.bulk.tensor.{d}.shared::cluster.global.mbarrier::complete_tx::bytes"
 _STORE = "cp.async.bulk.tensor.{d}.global.shared::cta.bulk_group"
 
@@ -106,7 +107,7 @@ def store_2d(tmap: TensorMapArg, src: u32, x: u32, y: u32) -> None:
     Scope:     thread
     Args:      tmap  tensor map, a kernel parameter
                src   u32  shared address, 128-byte aligned (1024 for the 128-byte swizzle)
-               x, y  u32  element coordinates, innermost first
+               x, y  u32  element coordinates, innermost first, none negative
     Returns:   nothing
     Orders:    async proxy: what generic stores wrote needs barrier.fence_proxy_async by the writer and a barrier before
     Async:     joins the thread's bulk group at `commit`; has read shared memory after `wait_read`

@@ -2,7 +2,7 @@
 
 A chunk is rows of a matrix in float32, blocks of gm rows by gk columns from its first row on; the
 last blocks each way may be cut short. `compiled.CompiledChunk` does the same on the host, bit for
-bit, in Numba.
+bit, in Numba. In CuPy an element that is a float32 subnormal counts as 0, as its compiler has it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import DType
-from ..xp import namespace
+from ..xp import is_device_array, namespace
 
 E2M1_THRESHOLDS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 """Half-way between two magnitudes of e2m1; the code is how many of them a magnitude exceeds."""
@@ -48,6 +48,9 @@ class Chunk:
     def _scaled(self, scale: Any) -> Any:
         """Each element times the reciprocal of its block's scale."""
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            if is_device_array(self.x):
+                # NOTE: CuPy's kernels take float32 subnormals for 0 (-ftz=true), and 1 / 2^127 is one: both sides by two, which is exact.
+                return self.x * np.float32(0.5) * self._spread(np.float32(1) / (scale * np.float32(0.5)))
             return self.x * self._spread(np.float32(1) / scale)
 
     def _spread(self, blocks: Any) -> Any:

@@ -210,7 +210,7 @@ BOXES = [
 @pytest.mark.parametrize("dtype, box, swizzle", BOXES)
 @pytest.mark.parametrize("rank", [2, 3])
 def test_boxes_in_and_out(cupy, rng, dtype, box, swizzle, rank):
-    """Boxes inside, over every edge and wholly outside; loads fill with zeros, stores clip."""
+    """Boxes inside, over every edge and wholly outside; loads fill with zeros, stores clip. Stores begin inside or behind: see `tma.store_2d`."""
     item = np.dtype(dtype).itemsize
     shape = (37, 160) if rank == 2 else (3, 37, 160)
     box = box if rank == 2 else (*box, 2)
@@ -220,7 +220,7 @@ def test_boxes_in_and_out(cupy, rng, dtype, box, swizzle, rank):
     xs = [step * int(rng.integers(-12 // step - 1, 160 // step + 2)) for _ in range(24)]
     places = np.array(
         [
-            (xs[2 * t], rng.integers(-9, 40), xs[2 * t + 1], rng.integers(-9, 40), rng.integers(-1, 4), rng.integers(-1, 4))
+            (xs[2 * t], rng.integers(-9, 40), max(xs[2 * t + 1], 0), rng.integers(0, 40), rng.integers(-1, 4), rng.integers(0, 4))
             for t in range(12)
         ]
     )
@@ -313,6 +313,7 @@ def test_wgmma_of_any_codes_is_the_model(cupy, rng, pair):
     assert worst == 0, f"{worst} of {20 * out.size} accumulators differ from the model"
 
 
+@pytest.mark.filterwarnings("ignore:.*under-utilization")  # Numba's own, of a grid of one block
 def test_a_users_kernel_by_our_launch_and_by_numbas(cupy, rng):
     """An operation at the level of sm_80 needs nothing but Numba."""
     x, out, positions = arguments(rng)

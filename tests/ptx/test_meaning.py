@@ -74,15 +74,15 @@ def box_by_hand(array: np.ndarray, box: tuple, start: tuple) -> np.ndarray:
 
 
 @settings(max_examples=60)
-@given(boxes(), st.sampled_from(["eager", "late"]))
-def test_load_brings_the_box_swizzled_and_zero_outside(case: tuple, policy: str) -> None:
+@given(boxes(), st.sampled_from(["eager", "late"]), st.sampled_from([u32, np.int32, int]))
+def test_load_brings_the_box_swizzled_and_zero_outside(case: tuple, policy: str, as_type: type) -> None:
     swizzle, box, dims, start, offset = case
     array = tensor(dims)
     got = []
 
     def kernel(tmap):
         ready_barrier()
-        coordinates = [u32(c) for c in start]
+        coordinates = [as_type(c) for c in start]  # a negative one as its 32 bits or as itself: a kernel may read it from an int32 array
         mbarrier.arrive_expect_tx(BAR, u32(tmap.box_bytes))
         (tma.load_2d if len(start) == 2 else tma.load_3d)(TILE + offset, tmap, BAR, *coordinates)
         mbarrier.wait(BAR, u32(0))
@@ -100,6 +100,7 @@ def test_load_brings_the_box_swizzled_and_zero_outside(case: tuple, policy: str)
 @given(boxes(), st.sampled_from(["eager", "late"]))
 def test_store_is_the_inverse_of_load_and_clips_by_whole_chunks(case: tuple, policy: str) -> None:
     swizzle, box, dims, start, offset = case
+    start = tuple(max(s, 0) for s in start)
     source = tensor(dims)
     frame = np.full((*source.shape[:-1], -(-dims[0] // 16) * 16), 255, np.uint8)
     target = frame[..., : dims[0]]
@@ -128,6 +129,17 @@ def test_store_is_the_inverse_of_load_and_clips_by_whole_chunks(case: tuple, pol
     right = np.zeros(frame.shape, np.uint8)  # behind the tensor's rows, as far as the chunk goes: the zeros that the load filled in
     right[..., : dims[0]] = source
     np.testing.assert_array_equal(frame, np.where(stored, right, 255))
+
+
+@pytest.mark.parametrize("start", [(-16, 0), (0, -1)])
+def test_a_store_does_not_begin_before_the_tensor(start: tuple) -> None:
+    """An illegal instruction on the H200 (2026-11-29), though all of the box that lies inside is legal."""
+
+    def kernel(tmap):
+        tma.store_2d(tmap, TILE, u32(start[0]), u32(start[1]))
+
+    with pytest.raises(OutOfBoundsError, match=r"expected coordinates of 0 or more for a store, got \[-?\d+, -?\d+\]"):
+        launch(kernel, TensorMap.of(tensor((64, 4)), (32, 2), swizzle=32), threads=1)
 
 
 def test_multicast_writes_each_cta_and_counts_on_its_own_barrier() -> None:

@@ -10,7 +10,9 @@ from .machine import thread
 from .observe import Access, Note, Observer, Transfer
 from .region import Region
 from .run import CLUSTER, CTA, THREAD, WARP, WARPGROUP, cta, lanes, perform, run, uniform, warpgroup
+from .stepping import Session, step
 from .trace import Trace
+from .views import BarrierView, SmemView, ThreadView
 
 __all__ = [
     "CLUSTER",
@@ -20,16 +22,21 @@ __all__ = [
     "WARPGROUP",
     "Access",
     "AsyncOp",
+    "BarrierView",
     "Fragment",
     "Note",
     "Observer",
     "Region",
+    "Session",
+    "SmemView",
+    "ThreadView",
     "Trace",
     "Transfer",
     "cta",
     "lanes",
     "perform",
     "run",
+    "step",
     "thread",
     "uniform",
     "warpgroup",

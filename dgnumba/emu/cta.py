@@ -64,13 +64,13 @@ class Cta:
         self.smem = SharedMemory(self, smem, smem_base)
         self.gmem = cluster.machine.gmem
         x, y, _ = block_dim
-        self.threads = [Thread(self, i, (i % x, i // x % y, i // (x * y))) for i in range(self.num_threads)]
+        self.threads = [cluster.machine.thread_type(self, i, (i % x, i // x % y, i // (x * y))) for i in range(self.num_threads)]
         self.warps = [Group("warp", w) for w in _parts(self.threads, WARP_SIZE)]
         self.warpgroups = [Warpgroup(cluster, g) for g in _parts(self.threads, WARPGROUP_SIZE)]
         self.everyone = Group("CTA", self.threads)
         self.live = self.num_threads
         self._named: dict[int, NamedBarrier] = {}
-        self._mbarriers: dict[int, MBarrier] = {}
+        self.mbarriers: dict[int, MBarrier] = {}
         self._unfenced: dict[int, list[MBarrier]] = {}
         self.shared_arrays: dict[object, SharedArray] = {}  # by the place in the source that asked for them
         self._touched: dict[int, tuple[int, str]] = {}  # thread of a peer -> the last epoch in which it touched this CTA, and how
@@ -101,11 +101,11 @@ class Cta:
     def mbarrier_init(self, address: int, count: int) -> None:
         """The running thread makes an mbarrier at `address`."""
         thread, address, count = self.cluster.machine.thread(), int(address), int(count)
-        if address in self._mbarriers:
-            raise BarrierError(f"mbarrier {self._mbarriers[address].name}: initialised again while in use; mbarrier.inval comes first")
+        if address in self.mbarriers:
+            raise BarrierError(f"mbarrier {self.mbarriers[address].name}: initialised again while in use; mbarrier.inval comes first")
         barrier = MBarrier(self, address, count, thread)
         self.smem.place_barrier(address)
-        self._mbarriers[address] = barrier
+        self.mbarriers[address] = barrier
         self._unfenced.setdefault(thread.uid, []).append(barrier)
 
     def mbarrier(self, address: int) -> MBarrier:
@@ -113,7 +113,7 @@ class Cta:
         thread, cta, address = self.cluster.machine.thread(), self, int(address)
         if address >= WINDOW:
             cta, address = self.cluster.locate(address)
-        barrier = cta._mbarriers.get(address)
+        barrier = cta.mbarriers.get(address)
         if barrier is None:
             if address % 8:
                 raise OutOfBoundsError(f"mbarrier at {cta.smem.text(address)}: expected an address that is a multiple of 8")
@@ -125,7 +125,7 @@ class Cta:
         """The running thread ends the mbarrier at `address`."""
         address = int(address)
         self.mbarrier(address)
-        del self._mbarriers[address]
+        del self.mbarriers[address]
         self.smem.remove_barrier(address)
 
     def fence_barriers(self, thread: Thread) -> None:
@@ -158,7 +158,7 @@ class Cta:
             self._check_end()
 
     def _check_end(self) -> None:
-        for barrier in self._mbarriers.values():
+        for barrier in self.mbarriers.values():
             problem = barrier.check_at_exit()
             if problem:
                 raise AsyncError(f"{self.text} exits, but {problem}")

@@ -45,6 +45,10 @@ class Fragment:
         """What a wait returns for them: if it has waited for their wgmma a new value, ready; the old one stays in flight, as on the GPU."""
         return Fragment(self._values, fences=0) if self._op is not None and self._op.is_awaited else self
 
+    def peek(self) -> np.ndarray:
+        """The registers as they are, looked at from outside: no access of the kernel. In flight under the late policy they are NaN."""
+        return self._values
+
     def __len__(self) -> int:
         return len(self._values)
 

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 class Machine:
     """The kernel, its arguments, global memory, the completion policy, and who looks on."""
 
+    thread_type: type[Thread] = Thread
+
     def __init__(self, policy: str, labels: Mapping[int, str] | None, observe: Observe | None) -> None:
+        if policy not in ("eager", "late"):
+            raise EmulationError(f"policy: expected 'eager' or 'late', got {policy!r}")
         self.late = policy == "late"
         self.hearers = Hearers.of(observe)
         self.gmem = GlobalMemory(self.hearers.access)
@@ -52,6 +56,20 @@ class Machine:
         beyond = offset - int(self._label_offsets[i])
         return f"{self._labels[i]}{f' + {beyond}' if beyond else ''} @{address:#x}"
 
+    def breakpoint(self) -> None:
+        """The running thread has come to a ``breakpoint()`` of the kernel."""
+        from .debugger import break_here
+
+        break_here(self.thread())
+
+    def offset_of(self, label: str) -> int:
+        """The offset in the dynamic shared memory that has this label."""
+        if label not in self._labels:
+            raise EmulationError(
+                f"at: expected an offset or one of the labels {', '.join(self._labels) or '(none in this run)'}, got {label!r}"
+            )
+        return int(self._label_offsets[self._labels.index(label)])
+
     def where(self, thread: Thread, traceback: TracebackType | None) -> str:
         """Who raised an error, in which operation and on which line of the kernel."""
         site = None
@@ -78,6 +96,11 @@ def thread() -> Thread:
     if not isinstance(current, Thread):
         raise EmulationError("this operation has a meaning only inside a kernel: run it with dgnumba.emu.run, or launch the kernel")
     return current
+
+
+def kernel_breakpoint(*args: Any, **kwargs: Any) -> None:
+    """What ``breakpoint()`` is in a kernel."""
+    thread().machine.breakpoint()
 
 
 def _no_kernel() -> None:

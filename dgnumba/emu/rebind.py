@@ -1,8 +1,9 @@
 """A kernel, and every helper that it calls, as plain Python functions that see the emulated `cuda`.
 
 Nothing is patched: a new function is made from the same code, with other globals and other closure cells. Numba's dispatchers give their
-Python function; helpers reached through globals, closures, tuples and modules are rebound in turn; `min` and `max` become those
-of `dgnumba.integers`; operations of `dgnumba.ptx`, NumPy, the rest of the standard library, classes and numbers stay what they are.
+Python function; helpers reached through globals, closures, tuples and modules are rebound in turn; `min` and `max` become those of
+`dgnumba.integers`, `breakpoint` opens the debugger in the emulated thread; operations of `dgnumba.ptx`, NumPy, the rest of the standard
+library, classes and numbers stay what they are.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from typing import Any
 from ..errors import EmulationError
 from ..integers import maximum, minimum
 from .fake_cuda import FakeCuda
+from .machine import kernel_breakpoint
 from .source import Sites
 
 CUDA_MODULES = ("numba.cuda", "numba_cuda.numba.cuda")
+BUILTINS: dict[Any, Any] = {min: minimum, max: maximum, breakpoint: kernel_breakpoint}
 _FOREIGN = {"numpy", "math", "operator", "builtins", "functools", "itertools", "ml_dtypes", "numba", "llvmlite", "dataclasses", "typing"}
 
 
@@ -28,7 +31,7 @@ class Rebinder:
     def __init__(self, sites: Sites) -> None:
         self._sites = sites
         # id -> original (kept alive) and rebound
-        self._done: dict[int, tuple[Any, Any]] = {id(min): (min, minimum), id(max): (max, maximum)}
+        self._done: dict[int, tuple[Any, Any]] = {id(b): (b, ours) for b, ours in BUILTINS.items()}
         self._cuda = FakeCuda()
         self._cuda_names = {id(getattr(m, n)): n for m in _cuda_modules() for n in FakeCuda.names() if hasattr(m, n)}
 
@@ -92,7 +95,7 @@ class Rebinder:
         for name in _names(code):
             if name in function.__globals__:
                 namespace[name] = self._value(function.__globals__[name])
-            elif name in ("min", "max"):
+            elif getattr(builtins, name, None) in BUILTINS:
                 namespace[name] = self._value(getattr(builtins, name))
         for cell, original in zip(cells, function.__closure__ or ()):
             try:

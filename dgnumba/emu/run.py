@@ -53,11 +53,17 @@ def run(
 
     Not modelled: races in global memory; time.
     """
-    if policy not in ("eager", "late"):
-        raise EmulationError(f"policy: expected 'eager' or 'late', got {policy!r}")
+    machine = Machine(policy, labels, observe)
+    run_on(machine, kernel, grid, block, args, smem=smem, cluster=cluster, smem_base=smem_base, arrays=arrays)
+
+
+def run_on(
+    machine: Machine, kernel: Callable[..., Any], grid: int | Sequence[int], block: int | Sequence[int], args: Sequence[Any], *, smem: int,
+    cluster: int | Sequence[int], smem_base: int, arrays: Iterable[np.ndarray],
+) -> None:  # fmt: skip
+    """`run` on a machine that is there."""
     grid_dim, block_dim, cluster_dim = _dim3("grid", grid), _dim3("block", block), _dim3("cluster", cluster)
     _check_extents(grid_dim, block_dim, cluster_dim)
-    machine = Machine(policy, labels, observe)
     machine.grid_dim = grid_dim
     machine.kernel = Rebinder(machine.sites).function(kernel)
     machine.args = _arguments(machine, kernel, args)

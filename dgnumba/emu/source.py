@@ -52,6 +52,11 @@ class Sites:
         """Let `code` count as the kernel's."""
         self._codes[id(code)] = code
 
+    @property
+    def codes(self) -> list[CodeType]:
+        """The kernel's own code: of the kernel, then of the functions that it calls."""
+        return list(self._codes.values())
+
     def is_kernel(self, frame: FrameType) -> bool:
         """Whether `frame` runs the kernel's own code."""
         return id(frame.f_code) in self._codes

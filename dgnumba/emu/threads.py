@@ -17,6 +17,7 @@ from .source import threads_text
 if TYPE_CHECKING:
     from .barriers import MBarrier
     from .cta import Cta
+    from .machine import Machine
 
 WARP_SIZE = 32
 IN_KERNEL = "the kernel"  # what a thread is in between operations
@@ -36,6 +37,13 @@ class Wait:
 
 class Thread(greenlet):  # type: ignore[misc]
     """A thread of a CTA: a greenlet that runs the kernel until it blocks."""
+
+    machine: Machine
+    cta: Cta
+    index: int
+    position: tuple[int, int, int]
+    warp: int
+    lane: int
 
     def __init__(self, cta: Cta, index: int, position: tuple[int, int, int]) -> None:
         self.machine = cta.cluster.machine

@@ -1,6 +1,7 @@
 """For tests and benches: random problems, exact ones, comparisons that say where they failed, and the properties of a quantizer."""
 
 from .compare import assert_bits_equal, assert_within, calc_diff
+from .here import array_module, to_numpy
 from .problems import (
     Case,
     exact_problem,
@@ -17,6 +18,7 @@ __all__ = [
     "PROPERTIES",
     "Case",
     "Checked",
+    "array_module",
     "assert_bits_equal",
     "assert_within",
     "calc_diff",
@@ -28,4 +30,5 @@ __all__ = [
     "random_problem",
     "random_scales",
     "small_integers",
+    "to_numpy",
 ]

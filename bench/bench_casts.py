@@ -30,9 +30,9 @@ from measure import kernel_times
 
 import dgnumba
 from dgnumba import casts, launching, scale_moves
-from dgnumba.kernels import smxx_cast, smxx_layout
-from dgnumba.kernels.smxx_cast import CastPlan
-from dgnumba.kernels.smxx_layout import LayoutPlan
+from dgnumba.kernels import smxx_cast_rules, smxx_layout_rules
+from dgnumba.kernels.smxx_cast_rules import CastPlan
+from dgnumba.kernels.smxx_layout_rules import LayoutPlan
 
 SHAPES = [(16384, 16384), (4096, 7168)]
 FLUSH_BYTES = 1 << 30
@@ -152,7 +152,7 @@ def data(case: Case, m: int, n: int) -> Any:
 
 def compile_plan(plan: Any) -> str:
     """Put a plan's kernel into the cache; runs in a process of its own."""
-    made = (smxx_layout if isinstance(plan, LayoutPlan) else smxx_cast).build(plan)
+    made = (smxx_layout_rules if isinstance(plan, LayoutPlan) else smxx_cast_rules).build(plan)
     launching.compiled(plan, lambda: (made.kernel, made.argtypes), arch="sm_90a", threads=made.threads)
     return str(plan)
 

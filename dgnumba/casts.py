@@ -7,15 +7,14 @@ What no kernel takes (float64, odd groups) goes the way of the host on the GPU t
 
 from __future__ import annotations
 
-import functools
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from . import quant
-from .kernels import smxx_cast
-from .kernels.smxx_cast import CastPlan
+from .kernels import smxx_cast_rules as rules
+from .kernels.smxx_cast_rules import CastPlan
 from .layouts.scales import mn_major as turned
 from .onepass import On, launch, machine, new_scales, queued
 from .problem import scale_shape
@@ -124,9 +123,6 @@ def per_block_cast_to_fp8(
     return run.cast(plan, (gran_k, gran_k))
 
 
-_built = functools.cache(smxx_cast.build)
-
-
 class _Run:
     """One call: where it runs, and its cast."""
 
@@ -145,7 +141,7 @@ class _Run:
         if self.device is None or dtype is None or len(self.shape) != 2 or 0 in self.shape:
             return None
         plan = CastPlan(blocks, dtype.name, group, use_ue8m0, packed, self._is_vector(), self.device.cc >= (8, 9))
-        if smxx_cast.refusal(plan) is not None or max(self.shape) >= 1 << 31 or smxx_cast.grid(plan, *self.shape)[1] > 65535:
+        if rules.refusal(plan) is not None or max(self.shape) >= 1 << 31 or rules.grid(plan, *self.shape)[1] > 65535:
             return None
         return plan
 
@@ -162,7 +158,7 @@ class _Run:
             data = namespace(self.x).empty((m, k), np.uint8)
             scale, _ = new_scales(scale_shape((m, k), granularity), plan.packed, mn_major, self.x)
             args = [address(self.x), *self.x.strides, address(data), address(scale), *scale.strides, m, k]
-            launch(plan, _built(plan), smxx_cast.grid(plan, m, k), args, (self.x, data, scale), self.device, stream, self.policy)
+            launch(plan, rules, rules.grid(plan, m, k), args, (self.x, data, scale), self.device, stream, self.policy)
         held = carrier(E4M3, self.x)
         return QTensor(data if held == np.uint8 else data.view(held), scale, E4M3, granularity)
 

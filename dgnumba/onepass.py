@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -15,6 +15,18 @@ from .layouts.scales import get_tma_aligned_size
 from .xp import device_of, is_device_array, namespace
 
 On = Literal["cuda", "emulator"]
+
+
+class OnePass(Protocol):
+    """The rules of such a kernel: `kernels.smxx_cast_rules`. Only `build` needs Numba."""
+
+    ARGTYPES: tuple[Any, ...]
+
+    def threads(self, plan: Any) -> int:
+        """Threads of a CTA."""
+
+    def build(self, plan: Any) -> Any:
+        """The kernel of a plan, as `BuiltCast`."""
 
 
 def machine(array: Any, on: On | None, argument: str = "x") -> Device | None:
@@ -61,15 +73,24 @@ def new_scales(shape: tuple[int, ...], packed: bool, mn_major: bool, like: Any) 
 
 
 def launch(
-    plan: Any, made: Any, grid: tuple[int, int], args: list[int], arrays: tuple[Any, ...], device: Device, stream: int | None, policy: str
+    plan: Any,
+    rules: OnePass,
+    grid: tuple[int, int],
+    args: list[int],
+    arrays: tuple[Any, ...],
+    device: Device,
+    stream: int | None,
+    policy: str,
 ) -> None:
-    """Run the kernel `made` of a plan, on the GPU or, without a stream, in the emulator. No argument is an array: `arrays` are what it reaches."""
+    """Run the kernel of a plan, on the GPU or, without a stream, in the emulator. No argument is an array: `arrays` are what it reaches."""
+    threads, kinds = rules.threads(plan), rules.ARGTYPES
     if stream is None:
         from . import emu
 
-        emu.run(made.kernel, grid, made.threads, [kind(value) for kind, value in zip(made.argtypes, args)], policy=policy, arrays=arrays)
+        values = [kind(value) for kind, value in zip(kinds, args)]
+        emu.run(rules.build(plan).kernel, grid, threads, values, policy=policy, arrays=arrays)
         return
     assert device.index is not None
-    program = launching.program(plan, lambda: (made.kernel, made.argtypes), arch=device.arch, threads=made.threads)
-    launcher = program.launcher(device.index, launching.LaunchShape((*grid, 1), (made.threads, 1, 1)))
-    launcher([value & kind.mask for kind, value in zip(made.argtypes, args)], (), stream)
+    program = launching.program(plan, lambda: (rules.build(plan).kernel, kinds), arch=device.arch, threads=threads)
+    launcher = program.launcher(device.index, launching.LaunchShape((*grid, 1), (threads, 1, 1)))
+    launcher([value & kind.mask for kind, value in zip(kinds, args)], (), stream)

@@ -36,23 +36,27 @@ def built(choice: Choice) -> Built:
 
 def program(choice: Choice, device: Device) -> launching.Program:
     """The compiled kernel of a plan."""
-    made = built(choice)
-    return launching.program(choice.plan, lambda: (made.kernel, made.argtypes), arch=device.arch, threads=made.threads)
+
+    def build() -> tuple[Any, tuple[Any, ...]]:
+        made = built(choice)
+        return made.kernel, made.argtypes
+
+    return launching.program(choice.plan, build, arch=device.arch, threads=choice.kernel.threads(choice.plan))
 
 
 class PreparedLaunch:
     """The launch of one plan on laid-out operands of one form: extents, strides, types and GPU."""
 
     def __init__(self, choice: Choice, laid: LaidOut, device: Device) -> None:
-        made = built(choice)
-        grid = choice.kernel.grid(choice.plan, laid.problem, device)
-        shape = launching.LaunchShape((grid, 1, 1), (made.threads, 1, 1), made.smem.launch_bytes, (made.cluster, 1, 1))
+        kernel, plan = choice.kernel, choice.plan
+        grid, smem = kernel.grid(plan, laid.problem, device), kernel.smem(plan)
+        shape = launching.LaunchShape((grid, 1, 1), (kernel.threads(plan), 1, 1), smem.launch_bytes, (plan.cluster, 1, 1))
         assert device.index is not None
         self.launcher = program(choice, device).launcher(device.index, shape)
-        args = choice.kernel.bind(choice.plan, laid)
+        args = kernel.bind(plan, laid)
         self.encoders = tuple(launching.encoder(x) for x in args if getattr(x, "is_tensor_map", False))
         self.scalars = [int(x) for x in args if not getattr(x, "is_tensor_map", False)]
-        self.sources = choice.kernel.MAPPED_ARRAYS
+        self.sources = kernel.MAPPED_ARRAYS
 
     def __call__(self, laid: LaidOut, stream: int) -> None:
         """Queue the kernel on operands of the same form at other addresses."""

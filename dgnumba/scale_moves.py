@@ -5,13 +5,12 @@ Rank 3 and prefix-sum layouts go the way of the host on the GPU too, by CuPy, in
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
 
-from .kernels import smxx_layout
-from .kernels.smxx_layout import LayoutPlan
+from .kernels import smxx_layout_rules as rules
+from .kernels.smxx_layout_rules import LayoutPlan
 from .layouts import scales
 from .layouts.ue8m0 import checked_words
 from .onepass import On, launch, machine, new_scales, queued
@@ -19,8 +18,6 @@ from .xp import address, as_array, namespace
 
 _MAX_GRID_Y = 65535
 """CTAs along y that CUDA launches."""
-
-_built = functools.cache(smxx_layout.build)
 
 
 def get_mn_major_tma_aligned_tensor(sf: Any, *, on: On | None = None, stream: Any = None, policy: str = "eager") -> Any:
@@ -148,7 +145,7 @@ def _moved(
             by_m = array.strides[0] == 4 and array.strides[1] % 16 == 0 and array.shape[0] % 4 == 0 and address(array) % 16 == 0
             plan = LayoutPlan(move, bool(by_m), mn_major)
             args = [address(array), *array.strides, address(out), *out.strides, *shape]
-            launch(plan, _built(plan), smxx_layout.grid(plan, *shape), args, (array, memory), device, handle, policy)
+            launch(plan, rules, rules.grid(plan, *shape), args, (array, memory), device, handle, policy)
         else:
             _turn(array, out, memory, out.strides[1], flag, LayoutPlan(move, _by_16(array), mn_major), device, handle, policy)
     return out, flag
@@ -156,10 +153,10 @@ def _moved(
 
 def _turn(array: Any, out: Any, memory: Any, pitch: int, flag: Any, plan: LayoutPlan, device: Any, stream: int | None, policy: str) -> None:
     """Launch "turn" or "pack": `out` is given by its address and the pitch of its lines."""
-    grid = smxx_layout.grid(plan, *array.shape)
+    grid = rules.grid(plan, *array.shape)
     args = [address(array), *array.strides, address(out), pitch, 0 if flag is None else address(flag), *array.shape]
     arrays = (array, memory) if flag is None else (array, memory, flag)
-    launch(plan, _built(plan), grid, args, arrays, device, stream, policy)
+    launch(plan, rules, grid, args, arrays, device, stream, policy)
 
 
 def _is_taken(move: str, array: Any) -> bool:
@@ -167,7 +164,7 @@ def _is_taken(move: str, array: Any) -> bool:
     if array.dtype != (np.int32 if move == "unpack" else np.float32) or array.ndim != 2 or array.size == 0:
         return False
     columns = 4 * array.shape[1] if move == "unpack" else array.shape[1]
-    return smxx_layout.grid(LayoutPlan(move), array.shape[0], columns)[1] <= _MAX_GRID_Y
+    return rules.grid(LayoutPlan(move), array.shape[0], columns)[1] <= _MAX_GRID_Y
 
 
 def _by_16(array: Any) -> bool:

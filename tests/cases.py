@@ -8,14 +8,14 @@ import numpy as np
 
 from dgnumba import emu
 from dgnumba.device import Device
-from dgnumba.kernels import GemmPlan, sm90_fp8_gemm_1d2d, sm90_fp8_gemm_1d2d_swap_ab
+from dgnumba.kernels import KERNELS, GemmPlan
 from dgnumba.layouts.operands import lay_out
 from dgnumba.problem import GemmProblem, check_fp8_gemm_nt
 from dgnumba.testing import exact_problem
 
 H200 = Device.named("h200")
-DENSE, SWAPPED = sm90_fp8_gemm_1d2d, sm90_fp8_gemm_1d2d_swap_ab
-KERNEL_OF = {kernel.NAME: kernel for kernel in (DENSE, SWAPPED)}
+KERNEL_OF = {kernel.NAME: kernel for kernel in KERNELS}
+DENSE, SWAPPED = KERNEL_OF["sm90_fp8_gemm_1d2d"], KERNEL_OF["sm90_fp8_gemm_1d2d_swap_ab"]
 
 DENSE_BLOCK_MS, DENSE_BLOCK_NS = (16, 32, 64, 128, 256), tuple(range(16, 193, 16))
 DENSE_EPILOGUES = {"tma": "bfloat16", "warp": "bfloat16", "direct": "float32"}
@@ -53,7 +53,7 @@ def emulate(chosen, m, n, k, *, policy="eager", num_sms=132, seed=0, kernel=None
     """Run a plan on an exact-zone problem in the emulator; give (d, case).
 
     num_sms  of the GPU that is played: few make a CTA take several tiles
-    kernel   in the place of the plan's own: a module like it
+    kernel   in the place of the plan's own: a module with a `build` like its
     """
     module = kernel or KERNEL_OF[chosen.kernel]
     case = exact_problem(np.random.default_rng(seed), m, n, k, chosen.d_dtype)
@@ -63,12 +63,13 @@ def emulate(chosen, m, n, k, *, policy="eager", num_sms=132, seed=0, kernel=None
 
 
 def run_plan(module, chosen, case, d, policy, num_sms):
-    """Run a plan on a case's operands, into `d`."""
+    """Run the kernel that `module` builds of a plan on a case's operands, into `d`."""
+    rules = KERNEL_OF[chosen.kernel]
     laid = lay_out(check_fp8_gemm_nt(case.a, case.b, d))
     built = module.build(chosen)
-    grid = module.grid(chosen, laid.problem, dataclasses.replace(H200, num_sms=num_sms))
+    grid = rules.grid(chosen, laid.problem, dataclasses.replace(H200, num_sms=num_sms))
     labels = {r.offset + r.nbytes * i: f"{r.name}[{i}]" for r in built.smem for i in range(r.stages)}
-    args = module.bind(chosen, laid)
+    args = rules.bind(chosen, laid)
     emu.run(
         built.kernel, grid, built.threads, args,
         smem=built.smem.launch_bytes, cluster=built.cluster, policy=policy, labels=labels, arrays=[laid.d],

@@ -54,6 +54,7 @@ class ndarray:
         return cls.__new__(cls)._adopt(held, Device.current if device is None else device)
 
     dtype = property(lambda self: self._held.dtype)
+    itemsize = property(lambda self: self._held.itemsize)
     shape = property(lambda self: self._held.shape)
     strides = property(lambda self: self._held.strides)
     ndim = property(lambda self: self._held.ndim)

@@ -18,8 +18,9 @@ from cases import DENSE, SWAPPED, plan, run_plan, swapped
 import dgnumba.kernels
 from dgnumba import emu, quant
 from dgnumba.errors import EmulationError
-from dgnumba.integers import u32, u64
-from dgnumba.kernels import GemmPlan
+from dgnumba.kernels import GemmPlan, smxx_cast_rules, smxx_layout_rules
+from dgnumba.kernels.smxx_cast_rules import CastPlan
+from dgnumba.kernels.smxx_layout_rules import LayoutPlan
 from dgnumba.problem import scale_shape
 from dgnumba.quant.reference import exact_integer_reference
 from dgnumba.testing import assert_bits_equal, exact_problem
@@ -226,9 +227,9 @@ class Cast:
         """Run it on the module of the cast kernels and compare with the host's."""
         x = np.random.default_rng(0).standard_normal((128, 128)).astype(np.float32)
         q, scale = np.zeros(x.shape, np.uint8), np.zeros(scale_shape(x.shape, self.shape), np.float32)
-        chosen = module.CastPlan(self.blocks, "float32")
+        chosen = CastPlan(self.blocks, "float32")
         args = (x, *x.strides, q, scale, *scale.strides, *x.shape)
-        run_by_address(module, chosen, args, policy, u32s=2)
+        run_by_address(module, smxx_cast_rules, chosen, args, policy)
         expected = getattr(quant, f"per_{self.blocks}_cast_to_fp8")(x)
         assert_bits_equal(scale, expected.scale, self.blocks)
         assert_bits_equal(q, expected.codes, self.blocks)
@@ -247,18 +248,18 @@ class Turn:
         scales = np.random.default_rng(0).random((64, 64)).astype(np.float32)
         turned = np.zeros((64, 64), np.float32)
         args = (scales, *scales.strides, turned, turned.strides[0], 0, *scales.shape)
-        run_by_address(module, module.LayoutPlan("turn"), args, policy, u32s=2)
+        run_by_address(module, smxx_layout_rules, LayoutPlan("turn"), args, policy)
         assert_bits_equal(turned, np.ascontiguousarray(scales.T))
 
 
-def run_by_address(module: SimpleNamespace, chosen: object, args: tuple, policy: str, u32s: int) -> None:
-    """Step a kernel that takes arrays as addresses; the last `u32s` arguments are u32, all others u64."""
+def run_by_address(module: SimpleNamespace, rules: ModuleType, chosen: object, args: tuple, policy: str) -> None:
+    """Step the kernel that `module` builds of a plan, which takes arrays as addresses."""
     built = module.build(chosen)
     values = [a.ctypes.data if isinstance(a, np.ndarray) else a for a in args]
-    values = [u64(v) for v in values[:-u32s]] + [u32(v) for v in values[-u32s:]]
+    values = [kind(v) for kind, v in zip(rules.ARGTYPES, values, strict=True)]
     emu.run(
         built.kernel,
-        module.grid(chosen, *args[-2:]),
+        rules.grid(chosen, *args[-2:]),
         built.threads,
         values,
         policy=policy,

@@ -155,11 +155,11 @@ def stand_in_gpu(monkeypatch, module):
     def queued(array, owner, stream):
         yield 7
 
-    def launch(plan, made, grid, args, arrays, device, stream, policy):
+    def launch(plan, rules, grid, args, arrays, device, stream, policy):
         launches.append(plan)
         assert stream == 7 and all(isinstance(x, fake_cupy.ndarray) for x in arrays)
-        values = [kind(value) for kind, value in zip(made.argtypes, args, strict=True)]
-        emu.run(made.kernel, grid, made.threads, values, arrays=[x._held for x in arrays])
+        values = [kind(value) for kind, value in zip(rules.ARGTYPES, args, strict=True)]
+        emu.run(rules.build(plan).kernel, grid, rules.threads(plan), values, arrays=[x._held for x in arrays])
 
     monkeypatch.setattr(
         module, "machine", lambda array, on, argument="x": Device.named("h200") if isinstance(array, fake_cupy.ndarray) else None

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import DENSE as kernel
 from cases import H200, plan
+from cases import SWAPPED as swapped_kernel
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dgnumba.cost import CONSTANTS, DEPTH, MACS_PER_CYCLE, TILES, Constants, estimate, estimates, price
 from dgnumba.device import GPC_SMS, GPCS, KNOWN
 from dgnumba.kernels import KERNELS
-from dgnumba.kernels import sm90_fp8_gemm_1d2d as kernel
-from dgnumba.kernels import sm90_fp8_gemm_1d2d_swap_ab as swapped_kernel
 from dgnumba.plan import choose
 from dgnumba.problem import GemmProblem
 

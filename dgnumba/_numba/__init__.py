@@ -1,8 +1,9 @@
 """Everything that touches Numba's internals: how `u32`, tensor maps and the operations of `dgnumba.ptx` are typed and lowered,
 and how a kernel becomes PTX on a machine without a GPU.
 
-No other room imports `numba.cuda`'s submodules or llvmlite. Where numba-cuda is not installed (it has no wheel for macOS),
-the names below still import: `device_function` leaves a function as it is, and only the emulator can run a kernel.
+No other room imports `numba.cuda`'s submodules or llvmlite, and this one imports Numba when something is compiled, not before: that
+takes a second, and a process that finds its kernels in the cache needs none of it. Where numba-cuda is not installed (it has no wheel
+for macOS), the names below still import, and only the emulator can run a kernel.
 """
 
 from __future__ import annotations
@@ -11,13 +12,10 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-HAVE_NUMBA_CUDA = find_spec("numba_cuda") is not None
+from .helpers import DeviceFunction, device_function
+from .site import site as _site
 
-if HAVE_NUMBA_CUDA:
-    from .tracer import select as select_register
-    from .tracer import site as _site
-else:
-    _site = None  # type: ignore[assignment]
+HAVE_NUMBA_CUDA = find_spec("numba_cuda") is not None
 
 
 def register_operation(operation: Any) -> None:
@@ -30,7 +28,7 @@ def register_operation(operation: Any) -> None:
 
 def is_lowering() -> bool:
     """Whether an operation called now is to be emitted, because the compiler is lowering one that is made of it."""
-    return _site is not None and _site() is not None
+    return _site() is not None
 
 
 def emit(operation: Any, args: tuple[Any, ...]) -> Any:
@@ -40,18 +38,16 @@ def emit(operation: Any, args: tuple[Any, ...]) -> Any:
     return operations.emit(operation, args)
 
 
-def device_function(function: Callable[..., Any]) -> Any:
-    """Decorate a helper that kernels call: inlined whole on the GPU, an ordinary function in the emulator."""
-    if not HAVE_NUMBA_CUDA:
-        return function
-    from numba import cuda
+def select_register(condition: Any, x: Any, y: Any) -> Any:
+    """The register that holds `x` where `condition` does, else `y`; see `dgnumba._numba.tracer.select`."""
+    from . import tracer
 
-    from . import compile  # noqa: F401  (registers the types a helper may use)
-
-    return cuda.jit(device=True, forceinline=True)(function)
+    return tracer.select(condition, x, y)
 
 
-def compile_ptx(kernel: Any, argtypes: tuple[Any, ...], *, arch: str = "sm_90a", threads: int | None = None) -> tuple[str, str]:
+def compile_ptx(
+    kernel: Callable[..., Any], argtypes: tuple[Any, ...], *, arch: str = "sm_90a", threads: int | None = None
+) -> tuple[str, str]:
     """PTX text and entry name of `kernel`; see `dgnumba._numba.compile.compile_ptx`."""
     from . import compile as compiler
 
@@ -65,4 +61,14 @@ def argtype(value: Any, index: int = 0) -> Any:
     return compiler.argtype(value, index)
 
 
-__all__ = ["HAVE_NUMBA_CUDA", "argtype", "compile_ptx", "device_function", "emit", "is_lowering", "register_operation", "select_register"]
+__all__ = [
+    "HAVE_NUMBA_CUDA",
+    "DeviceFunction",
+    "argtype",
+    "compile_ptx",
+    "device_function",
+    "emit",
+    "is_lowering",
+    "register_operation",
+    "select_register",
+]

@@ -10,9 +10,7 @@ say), there is no register to hold it.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from operator import index
 from typing import Any
 
@@ -21,29 +19,12 @@ from llvmlite import ir
 
 from ..integers import ADVICE, COMPARISONS, u32, u64
 from .instructions import ARITHMETIC, compare, constant, resize
+from .site import lowering, site
 
 F32 = ir.FloatType()
 LLVM_TYPE = {"u32": ir.IntType(32), "u64": ir.IntType(64), "f32": F32, "bool": ir.IntType(1)}
 _UNSIGNED = ("u32", "u64")
 _WHOLE = ("bool", "u32", "u64")  # from narrow to wide
-
-_state = threading.local()
-
-
-@contextmanager
-def lowering(context: Any, builder: ir.IRBuilder) -> Iterator[None]:
-    """While this is open, calling a `dgnumba.ptx` operation emits it at `builder`'s place."""
-    outer = getattr(_state, "site", None)
-    _state.site = (context, builder)
-    try:
-        yield
-    finally:
-        _state.site = outer
-
-
-def site() -> tuple[Any, ir.IRBuilder] | None:
-    """(context, builder) of the lowering in progress in this thread, or None outside one."""
-    return getattr(_state, "site", None)
 
 
 def _builder() -> ir.IRBuilder:

@@ -1,11 +1,14 @@
-"""The kernels: `@cuda.jit`-style functions, each frozen from a plan. Adding one is one file and one line here."""
+"""The kernels: `@cuda.jit`-style functions, each frozen from a plan. Adding one is two files, its rules and its code, and one line here.
+
+What plans and launches ask of a kernel, its rules answer without Numba. The code is imported when a kernel must be compiled or stepped.
+"""
 
 from __future__ import annotations
 
-from . import sm90_fp8_gemm_1d2d, sm90_fp8_gemm_1d2d_swap_ab
+from . import sm90_fp8_gemm_1d2d_rules, sm90_fp8_gemm_1d2d_swap_ab_rules
 from .spec import Built, GemmPlan, KernelSpec
 
-KERNELS: tuple[KernelSpec, ...] = (sm90_fp8_gemm_1d2d, sm90_fp8_gemm_1d2d_swap_ab)
+KERNELS: tuple[KernelSpec, ...] = (sm90_fp8_gemm_1d2d_rules, sm90_fp8_gemm_1d2d_swap_ab_rules)
 """Every kernel, in the order in which plans are preferred."""
 
 __all__ = ["KERNELS", "Built", "GemmPlan", "KernelSpec"]

@@ -13,13 +13,9 @@ import numpy as np
 
 from ..dtypes import DTYPES
 from ..ptx import Fragment, Registers, convert, f32, memory, select, u32, u64, unrolled
-
-WIDTH = 16
-"""Elements of a row that a thread holds."""
+from .smxx_cast_rules import ITEMSIZE, WIDTH
 
 E4M3 = DTYPES["float8_e4m3fn"]
-ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4}
-"""Types that are cast -> bytes of an element."""
 
 POISONED = 0x00400000
 """float32 bits of 2^-127: the inverse of the UE8M0 scale of a block that holds what is not finite, and of no other."""

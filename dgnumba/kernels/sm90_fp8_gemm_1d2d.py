@@ -17,8 +17,6 @@ Follows:   DeepGEMM sm90_fp8_gemm_1d2d (54e2261); differs in: B's scales come by
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import cuda
 
@@ -27,13 +25,10 @@ from ..integers import u32, u64
 from ..layouts.descriptors import SmemDescriptor, TensorMap, low_word
 from ..layouts.tiles import band_tile
 from ..ptx import barrier, fragment, mbarrier, memory, thread, tma, wgmma
-from ..xp import address
-from .epilogue import epilogue_for, panel_box
+from .epilogue import epilogue_for
 from .pipeline import FULL_ARRIVALS, Slot, empty_arrivals, next_slot
-from .sm90_fp8_gemm_1d2d_rules import BLOCK_KS, NAME, candidates, count_tiles, grid, refusal, smem, supports, warpgroups_of
+from .sm90_fp8_gemm_1d2d_rules import smem, threads, warpgroups_of
 from .spec import Built, GemmPlan
-
-__all__ = ["BLOCK_KS", "NAME", "bind", "build", "candidates", "count_tiles", "grid", "refusal", "smem", "supports"]
 
 PRODUCER_WARP = 2  # of the last warpgroup: with small tiles warps 0 and 1 are the busy ones elsewhere
 REGISTERS_PRODUCER, REGISTERS_CONSUMER = 40, 232
@@ -45,7 +40,7 @@ def build(plan: GemmPlan) -> Built:
     CLUSTER, SHARE_A, SHARE_B = plan.cluster, plan.multicast == "A", plan.multicast == "B"
     WARPGROUPS = warpgroups_of(plan)
     WAVES = 2 if BLOCK_M == 256 else 1
-    CONSUMER_WARPS, THREADS = 4 * WARPGROUPS, 128 * WARPGROUPS + 128
+    CONSUMER_WARPS, THREADS = 4 * WARPGROUPS, threads(plan)
     MAPPED = smem(plan)
     D, A, B, SFA, SFB, FULL, EMPTY = (MAPPED[name].offset for name in ("d", "a", "b", "sfa", "sfb", "full", "empty"))
     A_BYTES, B_BYTES, SFA_BYTES, SFB_BYTES = (MAPPED[name].nbytes for name in ("a", "b", "sfa", "sfb"))
@@ -299,27 +294,3 @@ def build(plan: GemmPlan) -> Built:
 
     argtypes = (TensorMap,) * 5 + (u64, u64, u32, u32, u32)
     return Built(kernel, argtypes, THREADS, MAPPED, CLUSTER)
-
-
-MAPPED_ARRAYS = ("a", "b", "sfa", "sfb", "d")
-"""Whose tensor maps `bind` gives, in order; of the other arguments, D's address comes first."""
-
-
-def bind(plan: GemmPlan, laid: Any) -> tuple[Any, ...]:
-    """The kernel's arguments, in order, for operands laid out by `layouts.operands`."""
-    problem = laid.problem
-    a_rows = plan.block_m // (plan.cluster if plan.multicast == "A" else 1)
-    b_rows = plan.block_n // (plan.cluster if plan.multicast == "B" else 1)
-    d_box, d_swizzle = panel_box(plan)
-    return (
-        TensorMap.of(laid.a, (plan.block_k, a_rows), swizzle=128),
-        TensorMap.of(laid.b, (plan.block_k, b_rows), swizzle=128),
-        TensorMap.of(laid.sfa.T, (plan.block_m, 1)),
-        TensorMap.of(laid.sfb, (4, fragment.column_scales(plan.block_n))),
-        TensorMap.of(laid.d, d_box, swizzle=d_swizzle, dtype=problem.d_dtype.name),
-        u64(address(laid.d)),
-        u64(laid.d.strides[0]),
-        u32(problem.m),
-        u32(problem.n),
-        u32(problem.k),
-    )

@@ -1,17 +1,21 @@
-"""What plans `sm90_fp8_gemm_1d2d` has: which problems it takes, which tiles can be built, their shared memory, their grid."""
+"""What plans `sm90_fp8_gemm_1d2d` has: which problems it takes, which tiles can be built, their shared memory, their launch."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
+from typing import Any
 
 from ..device import Device
+from ..integers import u32, u64
+from ..layouts.descriptors import TensorMap
 from ..layouts.smem import SmemMap
+from ..layouts.tiles import column_scales
 from ..problem import GemmProblem
-from ..ptx import fragment
-from .epilogue import EPILOGUES, staging_bytes
-from .spec import GemmPlan, Rule, first_broken, most_stages
+from ..xp import address
+from .epilogue_rules import EPILOGUES, panel_box, staging_bytes
+from .spec import Built, GemmPlan, Rule, first_broken, most_stages
 
 NAME = "sm90_fp8_gemm_1d2d"
 
@@ -104,15 +108,19 @@ def warpgroups_of(plan: GemmPlan) -> int:
     return 1 if plan.block_m <= 64 else 2
 
 
+def threads(plan: GemmPlan) -> int:
+    """Threads of a CTA: the consumers, and the warpgroup of the producer."""
+    return 128 * warpgroups_of(plan) + 128
+
+
 def smem(plan: GemmPlan) -> SmemMap:
     """D's staging, then the ring of A, B and scales, then the barriers."""
-    column_scales = fragment.column_scales(plan.block_n)
     return SmemMap.of(
         ("d", staging_bytes(plan), 1, 1024),
         ("a", plan.block_m * plan.block_k, plan.num_stages, 1024),
         ("b", plan.block_n * plan.block_k, plan.num_stages, 1024),
         ("sfa", -(-plan.block_m * 4 // 128) * 128, plan.num_stages, 128),
-        ("sfb", -(-column_scales * 16 // 128) * 128, plan.num_stages, 128),
+        ("sfb", -(-column_scales(plan.block_n) * 16 // 128) * 128, plan.num_stages, 128),
         ("full", 8, plan.num_stages, 8),
         ("empty", 8, plan.num_stages, 8),
     )
@@ -132,3 +140,34 @@ def count_tiles(plan: GemmPlan, problem: GemmProblem) -> int:
     if plan.multicast == "B":
         m_blocks = -(-m_blocks // plan.cluster) * plan.cluster
     return m_blocks * n_blocks
+
+
+MAPPED_ARRAYS = ("a", "b", "sfa", "sfb", "d")
+"""Whose tensor maps `bind` gives, in order; of the other arguments, D's address comes first."""
+
+
+def bind(plan: GemmPlan, laid: Any) -> tuple[Any, ...]:
+    """The kernel's arguments, in order, for operands laid out by `layouts.operands`."""
+    problem = laid.problem
+    a_rows = plan.block_m // (plan.cluster if plan.multicast == "A" else 1)
+    b_rows = plan.block_n // (plan.cluster if plan.multicast == "B" else 1)
+    d_box, d_swizzle = panel_box(plan)
+    return (
+        TensorMap.of(laid.a, (plan.block_k, a_rows), swizzle=128),
+        TensorMap.of(laid.b, (plan.block_k, b_rows), swizzle=128),
+        TensorMap.of(laid.sfa.T, (plan.block_m, 1)),
+        TensorMap.of(laid.sfb, (4, column_scales(plan.block_n))),
+        TensorMap.of(laid.d, d_box, swizzle=d_swizzle, dtype=problem.d_dtype.name),
+        u64(address(laid.d)),
+        u64(laid.d.strides[0]),
+        u32(problem.m),
+        u32(problem.n),
+        u32(problem.k),
+    )
+
+
+def build(plan: GemmPlan) -> Built:
+    """The kernel of a plan. Imports its file, and Numba with it."""
+    from . import sm90_fp8_gemm_1d2d
+
+    return sm90_fp8_gemm_1d2d.build(plan)

@@ -15,92 +15,18 @@ Follows:   the swap of operands that CUTLASS and TensorRT-LLM use for decode; no
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import numpy as np
 from numba import cuda
 
 from .._numba import device_function
-from ..device import Device
 from ..integers import u32, u64
 from ..layouts.descriptors import SmemDescriptor, TensorMap, low_word
-from ..layouts.smem import SmemMap
-from ..problem import GemmProblem
 from ..ptx import Fragment, barrier, fragment, mbarrier, memory, thread, tma, unrolled, wgmma
-from ..xp import address
 from .pipeline import FULL_ARRIVALS, Slot, empty_arrivals, next_slot
-from .sm90_fp8_gemm_1d2d_rules import supports as _supports
-from .spec import Built, GemmPlan, Rule, first_broken, most_stages
-
-NAME = "sm90_fp8_gemm_1d2d_swap_ab"
-
-BLOCK_MS = (8, 16, 24, 32, 48, 64)
-BLOCK_NS, BLOCK_KS, SPLITS = (64, 128), (128, 256, 512), (1, 2, 4, 8)
-MIN_STAGES, MAX_STAGES = 2, 16
-MOST_TOKENS = 64
-
-
-def supports(problem: GemmProblem, device: Device) -> str | None:
-    """None when this kernel takes the problem on the device, else the reason why not."""
-    reason = _supports(problem, device)
-    if reason is None and problem.m > MOST_TOKENS:
-        reason = f"is for M up to {MOST_TOKENS}, got {problem.m}"
-    return reason
-
-
-RULES: tuple[Rule, ...] = (
-    (f"BLOCK_M of {BLOCK_MS}", lambda plan, _: plan.block_m in BLOCK_MS),
-    (f"BLOCK_N of {BLOCK_NS}", lambda plan, _: plan.block_n in BLOCK_NS),
-    (f"BLOCK_K of {BLOCK_KS}", lambda plan, _: plan.block_k in BLOCK_KS),
-    (f"a split over {SPLITS} CTAs", lambda plan, _: plan.cluster in SPLITS and plan.multicast is None),
-    ("accumulators of all blocks of a stage in the registers", lambda plan, _: plan.block_m * plan.block_k <= 32 * 512),
-    (
-        "a stage for each CTA of a split",
-        lambda plan, problem: plan.cluster == 1 or -(-problem.k // plan.block_k) >= plan.cluster,
-    ),
-    (
-        "K of a multiple of 128 for blocks taken together, got {problem.k}",
-        lambda plan, problem: plan.block_k == 128 or problem.k % 128 == 0,
-    ),
-    ("the registers epilogue", lambda plan, _: plan.epilogue == "registers"),
-)
-"""The single statement of the rules, the broadest first."""
-
-
-def candidates(problem: GemmProblem, device: Device) -> list[GemmPlan]:
-    """Plans that fit the device: one tile takes all tokens where it can, and all CTAs of a split run at one time."""
-    block_m = next(m for m in BLOCK_MS if m >= min(problem.m, MOST_TOKENS))
-    dtypes = problem.a_dtype.name, problem.b_dtype.name, problem.d_dtype.name
-    plans = []
-    for block_n, block_k, split in product(BLOCK_NS, BLOCK_KS, SPLITS):
-        plan = GemmPlan(NAME, block_m, block_n, 0, *dtypes, block_k=block_k, cluster=split, epilogue="registers")
-        # NOTE: clusters that have to wait for others are ruinous (M = 1, 7168x2048: 13 us in the place of 6; H200, 2026-11-29, bench/NOTES.md).
-        if refusal(plan, problem) is None and (split == 1 or count_tiles(plan, problem) <= device.clusters_at_once(split)):
-            stages = min(MAX_STAGES, most_stages(smem, plan, device))
-            if stages >= MIN_STAGES:
-                plans.append(replace(plan, num_stages=stages))
-    return plans
-
-
-def refusal(plan: GemmPlan, problem: GemmProblem) -> str | None:
-    """Why a plan cannot be built, or cannot take the problem, or None."""
-    return first_broken(RULES, plan, problem)
-
-
-def smem(plan: GemmPlan) -> SmemMap:
-    """The ring of B, A and scales, the partial sums of a split, then the barriers."""
-    blocks = plan.block_k // 128
-    return SmemMap.of(
-        ("b", plan.block_n * plan.block_k, plan.num_stages, 1024),
-        ("a", plan.block_m * plan.block_k, plan.num_stages, 1024),
-        ("sfa", -(-plan.block_m * 4 * blocks // 128) * 128, plan.num_stages, 128),
-        ("sfb", 128, plan.num_stages, 128),
-        ("partial", plan.block_m * plan.block_n * 4 if plan.cluster > 1 else 0, 1, 16),
-        ("full", 8, plan.num_stages, 8),
-        ("empty", 8, plan.num_stages, 8),
-    )
+from .sm90_fp8_gemm_1d2d_swap_ab_rules import smem, threads
+from .spec import Built, GemmPlan
 
 
 def _store_for(plan: GemmPlan) -> Callable[..., Any]:
@@ -150,7 +76,7 @@ def build(plan: GemmPlan) -> Built:
     BLOCK_M, BLOCK_N, NUM_STAGES, SPLIT = plan.block_m, plan.block_n, plan.num_stages, plan.cluster
     BLOCKS = plan.block_k // 128
     CONSUMERS = 2 * BLOCK_N
-    CONSUMER_WARPS, THREADS = CONSUMERS // 32, CONSUMERS + 32
+    CONSUMER_WARPS, THREADS = CONSUMERS // 32, threads(plan)
     MAPPED = smem(plan)
     B, A, SFA, SFB, PARTIAL, FULL, EMPTY = (MAPPED[name].offset for name in ("b", "a", "sfa", "sfb", "partial", "full", "empty"))
     B_BYTES, A_BYTES, SFA_BYTES, SFB_BYTES = (MAPPED[name].nbytes for name in ("b", "a", "sfa", "sfb"))
@@ -325,41 +251,3 @@ def build(plan: GemmPlan) -> Built:
 
     argtypes = (TensorMap,) * 4 + (u64, u64, u32, u32, u32)
     return Built(kernel, argtypes, THREADS, MAPPED, SPLIT)
-
-
-MAPPED_ARRAYS = ("a", "b", "sfa", "sfb")
-"""Whose tensor maps `bind` gives, in order; of the other arguments, D's address comes first."""
-
-
-def bind(plan: GemmPlan, laid: Any) -> tuple[Any, ...]:
-    """The kernel's arguments, in order, for operands laid out by `layouts.operands`."""
-    problem = laid.problem
-    return (
-        _blocked(laid.a, plan.block_m, plan.block_k // 128),
-        _blocked(laid.b, plan.block_n, plan.block_k // 128),
-        TensorMap.of(laid.sfa.T, (plan.block_m, plan.block_k // 128)),
-        TensorMap.of(laid.sfb, (4, 1)),
-        u64(address(laid.d)),
-        u64(laid.d.strides[0]),
-        u32(problem.m),
-        u32(problem.n),
-        u32(problem.k),
-    )
-
-
-def _blocked(x: Any, rows: int, blocks: int) -> TensorMap:
-    """The map of an operand whose box is `rows` rows of `blocks` blocks of 128 of K, block after block: K is two dimensions."""
-    if blocks == 1:
-        return TensorMap.of(x, (128, rows), swizzle=128)
-    return TensorMap("uint8", (128, x.shape[0], x.shape[1] // 128), (int(x.strides[0]), 128), (128, rows, blocks), 128, x)
-
-
-def grid(plan: GemmPlan, problem: GemmProblem, device: Device) -> int:
-    """CTAs: one a multiprocessor, fewer when there are fewer tiles; a split has one tile a cluster."""
-    tiles = count_tiles(plan, problem)
-    return tiles * plan.cluster if plan.cluster > 1 else min(tiles, device.num_sms)
-
-
-def count_tiles(plan: GemmPlan, problem: GemmProblem) -> int:
-    """Tiles of the output."""
-    return -(-problem.m // plan.block_m) * -(-problem.n // plan.block_n)

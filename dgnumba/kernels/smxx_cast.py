@@ -16,7 +16,6 @@ Follows:   DeepGEMM's utils (54e2261) in its numbers; it has no kernel for them
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,65 +24,11 @@ from numba import cuda
 from .._numba import device_function
 from ..integers import u32, u64
 from ..ptx import convert, memory, thread
-from .cast_registers import E4M3, ITEMSIZE, WIDTH, amax_for, column_amax_for, encode_for, is_any_poisoned, load_for, store_for
+from .cast_registers import E4M3, amax_for, column_amax_for, encode_for, is_any_poisoned, load_for, store_for
+from .smxx_cast_rules import BLOCK, LINES, TOKEN_ROWS, WARP_COLUMNS, WIDTH, BuiltCast, CastPlan, refusal, threads
 
 FLOOR, LARGEST, ONE = np.float32(1e-4), np.float32(E4M3.max), np.float32(1)
 FULL, BYTE_OF_1 = 0xFFFFFFFF, 127
-WARP_COLUMNS = 32 * WIDTH
-TOKEN_ROWS, BLOCK, LINES = 8, 128, 32
-TOKEN_GROUPS, CHANNEL_GROUPS = (16, 32, 64, 128, 256, 512), (32, 64, 128)
-ARGTYPES = (u64, u64, u64, u64, u64, u64, u64, u32, u32)
-"""(x, its row pitch, its column pitch, q, scales, their row pitch, their column pitch, m, k): addresses and bytes; elements."""
-
-
-@dataclass(frozen=True)
-class CastPlan:
-    """Every choice that is frozen into a cast.
-
-    blocks     "token" (1 x group), "block" (128 x 128) or "channel" (group x 1)
-    x_dtype    type of the input
-    group      elements that share a scale
-    use_ue8m0  scales are powers of two
-    packed     ... and stored four to an int32 (token alone), filled up with 1.0
-    is_vector  the input has rows in pieces of 16 bytes
-    is_native  the GPU converts to e4m3 (sm_89)
-    """
-
-    blocks: str
-    x_dtype: str
-    group: int = 128
-    use_ue8m0: bool = False
-    packed: bool = False
-    is_vector: bool = True
-    is_native: bool = True
-
-
-@dataclass(frozen=True)
-class BuiltCast:
-    """A kernel `kernel(*ARGTYPES)` with every choice frozen in, and its launch."""
-
-    kernel: Any
-    threads: int
-    argtypes: tuple[Any, ...] = ARGTYPES
-
-
-def refusal(plan: CastPlan) -> str | None:
-    """Why there is no kernel for a plan, or None."""
-    groups = {"token": TOKEN_GROUPS, "block": (BLOCK,), "channel": CHANNEL_GROUPS}[plan.blocks]
-    if plan.x_dtype not in ITEMSIZE:
-        return f"takes x of {', '.join(ITEMSIZE)}, got {plan.x_dtype}"
-    if plan.group not in groups:
-        return f"takes groups of {', '.join(map(str, groups))}, got {plan.group}"
-    if plan.packed and (plan.blocks != "token" or not plan.use_ue8m0 or plan.group > BLOCK):
-        return f"packs UE8M0 scales of 1 x 16 to 1 x {BLOCK}, got {plan}"
-    return None
-
-
-def grid(plan: CastPlan, m: int, k: int) -> tuple[int, int]:
-    """CTAs along K and along M; the kernel of tokens goes on below what fits."""
-    if plan.blocks == "token":
-        return -(-k // WARP_COLUMNS), min(-(-m // TOKEN_ROWS), 65535)
-    return -(-k // BLOCK), -(-m // (BLOCK if plan.blocks == "block" else plan.group))
 
 
 def build(plan: CastPlan) -> BuiltCast:
@@ -152,11 +97,11 @@ def _build_token(plan: CastPlan) -> BuiltCast:
             store_scale(sf, sf_row, sf_col, scale, row, col, k, lane)
             row += u32(cuda.gridDim.y) * TOKEN_ROWS
 
-    return BuiltCast(kernel, 32 * TOKEN_ROWS)
+    return BuiltCast(kernel, threads(plan))
 
 
 def _build_block(plan: CastPlan) -> BuiltCast:
-    THREADS = 512
+    THREADS = threads(plan)
     WARPS, PIECES, STEP = THREADS // 32, BLOCK // WIDTH, THREADS * WIDTH // BLOCK
     load, store = load_for(plan.x_dtype, plan.is_vector, BLOCK // STEP, STEP), store_for(plan.is_vector, BLOCK // STEP, STEP)
     amax = amax_for(plan.x_dtype)
@@ -233,4 +178,4 @@ def _build_channel(plan: CastPlan) -> BuiltCast:
         codes = codes_of(values, take(inverses, piece))
         store(q + u64(row) * u64(k) + u64(col), u64(k), row, m, col, k, codes)
 
-    return BuiltCast(kernel, LINES * PIECES)
+    return BuiltCast(kernel, threads(plan))

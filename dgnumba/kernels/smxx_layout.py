@@ -13,42 +13,14 @@ Follows:   DeepGEMM's transpose and pack of scales (54e2261); differs in: any K 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numba import cuda
 
 from .._numba import device_function
 from ..integers import u32, u64
 from ..ptx import memory
-from .smxx_cast import BuiltCast
-
-TILE, THREADS, PIECE = 64, 256, 4
-PACK_WORDS = TILE // PIECE
-UNPACK_ROWS = PIECE * THREADS
-ARGTYPES = (u64, u64, u64, u64, u64, u64, u32, u32)
-"""(in, its row pitch, its column pitch, out, its row pitch, its column pitch or the flag's address, rows, columns of the float32 side)."""
-
-
-@dataclass(frozen=True)
-class LayoutPlan:
-    """Every choice that is frozen into a move.
-
-    move           "turn", "pack" or "unpack"
-    is_vector      the input is read by 16 bytes (turn, pack: along its rows; unpack: along M)
-    is_vector_out  the output is written by 16 bytes, along M
-    """
-
-    move: str
-    is_vector: bool = True
-    is_vector_out: bool = True
-
-
-def grid(plan: LayoutPlan, rows: int, columns: int) -> tuple[int, int]:
-    """CTAs: tiles along the columns and along the rows; of unpack rows first."""
-    if plan.move == "unpack":
-        return -(-rows // UNPACK_ROWS), -(-columns // PIECE)
-    return -(-columns // TILE), -(-rows // TILE)
+from .smxx_cast_rules import BuiltCast
+from .smxx_layout_rules import ARGTYPES, PACK_WORDS, PIECE, THREADS, TILE, LayoutPlan
 
 
 def build(plan: LayoutPlan) -> BuiltCast:

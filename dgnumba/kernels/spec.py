@@ -77,7 +77,10 @@ def most_stages(smem: Callable[[GemmPlan], SmemMap], plan: GemmPlan, device: Dev
 
 
 class KernelSpec(Protocol):
-    """The whole interface of a kernel: `plan` and `launch` know no kernel by name."""
+    """The whole interface of a kernel: `plan` and `launch` know no kernel by name. Only `build` needs Numba.
+
+    MAPPED_ARRAYS  whose tensor maps `bind` gives, in order; of the other arguments, D's address comes first
+    """
 
     NAME: str
     MAPPED_ARRAYS: tuple[str, ...]
@@ -91,6 +94,9 @@ class KernelSpec(Protocol):
 
     def smem(self, plan: GemmPlan) -> SmemMap:
         """The plan's shared-memory map."""
+
+    def threads(self, plan: GemmPlan) -> int:
+        """Threads of a CTA."""
 
     def build(self, plan: GemmPlan) -> Built:
         """The kernel of a plan."""

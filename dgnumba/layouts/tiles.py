@@ -12,6 +12,8 @@ CTAs of a cluster have neighbouring indices, hence neighbouring primary tiles; f
 
 from __future__ import annotations
 
+from math import gcd
+
 from .._numba import device_function
 from ..integers import u32
 
@@ -25,3 +27,8 @@ def band_tile(index: u32, primary: u32, secondary: u32, band: int):  # type: ign
     width = min(u32(band), primary - first)
     inside = index - number * per_band
     return first + inside % width, inside // width
+
+
+def column_scales(block_n: int) -> int:
+    """How many 128-column blocks of B's scales a tile of `block_n` columns can touch."""
+    return 1 if 128 % block_n == 0 else (block_n + 128 - gcd(block_n, 128) + 127) // 128

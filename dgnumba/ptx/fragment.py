@@ -8,6 +8,7 @@ import numpy as np
 
 from ..arithmetic import fma32
 from ..emu import Fragment as Held
+from ..layouts.tiles import column_scales
 from . import memory
 from ._declare import Fragment, Imm, Registers, f32, select, u32, unrolled
 from .convert import fma
@@ -60,11 +61,6 @@ def promote(total: Fragment, acc: Fragment, scales: Fragment) -> Fragment:
     """
     per_segment = len(acc) // (len(scales) // 2)
     return tuple(fma(scales[2 * (i // per_segment) + i % 4 // 2], acc[i], total[i]) for i in range(len(acc)))
-
-
-def column_scales(block_n: int) -> int:
-    """How many 128-column blocks of B's scales a tile of `block_n` columns can touch."""
-    return 1 if 128 % block_n == 0 else (block_n + 128 - gcd(block_n, 128) + 127) // 128
 
 
 def load_column_scales_for(block_n: int) -> Callable[..., Any]:

@@ -6,9 +6,9 @@ import pytest
 
 from dgnumba import _numba
 from dgnumba.assemble import find_ptxas, ptxas
-from dgnumba.kernels import smxx_cast, smxx_layout
-from dgnumba.kernels.smxx_cast import CastPlan
-from dgnumba.kernels.smxx_layout import LayoutPlan
+from dgnumba.kernels import smxx_cast_rules, smxx_layout_rules
+from dgnumba.kernels.smxx_cast_rules import CastPlan
+from dgnumba.kernels.smxx_layout_rules import LayoutPlan
 
 pytestmark = pytest.mark.skipif(not _numba.HAVE_NUMBA_CUDA or find_ptxas() is None, reason="needs numba-cuda and ptxas")
 
@@ -47,7 +47,7 @@ def check(built, arch, registers, is_vector):
 
 @pytest.mark.parametrize("plan", CASTS, ids=str)
 def test_casts(plan):
-    ptx = check(smxx_cast.build(plan), "sm_90a", CASTS[plan], plan.is_vector)
+    ptx = check(smxx_cast_rules.build(plan), "sm_90a", CASTS[plan], plan.is_vector)
     assert "cvt.rn.satfinite.e4m3x2.f32" in ptx and ptx.count("div.rn.f32") == 2
     assert bool(re.search(r"st\.global\.v4\.b32", ptx)) == plan.is_vector
 
@@ -55,14 +55,14 @@ def test_casts(plan):
 @pytest.mark.parametrize("blocks", ["token", "block", "channel"])
 def test_casts_for_sm_80(blocks):
     """Which has no conversion to e4m3."""
-    ptx = check(smxx_cast.build(CastPlan(blocks, "float16", is_native=False)), "sm_80", {"channel": 168}.get(blocks, 128), True)
+    ptx = check(smxx_cast_rules.build(CastPlan(blocks, "float16", is_native=False)), "sm_80", {"channel": 168}.get(blocks, 128), True)
     assert "e4m3" not in ptx
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("plan", MOVES, ids=str)
 def test_moves(plan, arch):
-    ptx = check(smxx_layout.build(plan), arch, MOVES[plan], plan.is_vector)
+    ptx = check(smxx_layout_rules.build(plan), arch, MOVES[plan], plan.is_vector)
     assert bool(re.search(r"st\.global\.v4\.b32", ptx)) == plan.is_vector_out
 
 
@@ -74,4 +74,4 @@ def test_what_no_kernel_takes_is_refused():
         (CastPlan("token", "float16", packed=True), "packs UE8M0 scales"),
         (CastPlan("token", "float16", 256, use_ue8m0=True, packed=True), "packs UE8M0 scales"),
     ):
-        assert smxx_cast.refusal(plan).startswith(why)
+        assert smxx_cast_rules.refusal(plan).startswith(why)

@@ -8,7 +8,8 @@ from dgnumba import emu
 from dgnumba.dtypes import DTYPES
 from dgnumba.emu import Fragment as Held
 from dgnumba.integers import u32
-from dgnumba.kernels.epilogue import panel_columns, store_panels_for, store_rows_for
+from dgnumba.kernels.epilogue import store_panels_for, store_rows_for
+from dgnumba.kernels.epilogue_rules import panel_columns
 from dgnumba.layouts import lanes, swizzle
 from dgnumba.ptx import fragment, memory
 from dgnumba.testing import assert_bits_equal

@@ -1,0 +1,78 @@
+"""A process's first `fp8_gemm_nt` on a GPU that is not there: prints the modules that it imported, and what the driver was asked.
+
+python tests/launch/first_call.py M N K      (DGNUMBA_CACHE_DIR names the cache)
+"""
+
+import json
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+BEFORE = set(sys.modules)
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+
+import fake_cupy  # noqa: E402
+import numpy as np  # noqa: E402
+from conftest import FakeDriver  # noqa: E402
+from cuda.bindings import driver as real  # noqa: E402
+
+from dgnumba.driver import context  # noqa: E402
+
+
+def install():
+    """A driver and a CuPy; the driver."""
+    driver = FakeDriver(real)
+    driver.current.device = 0
+    context._api = driver
+    cupy = fake_cupy.build()
+    cupy.ndarray.data = property(lambda self: SimpleNamespace(ptr=self._held.ctypes.data, device_id=0))
+    cupy.cuda.get_current_stream = lambda index=-1: SimpleNamespace(ptr=0)
+    cupy.cuda.Device = lambda index: nullcontext()
+    cupy.cuda.Stream = SimpleNamespace(null=nullcontext())
+    sys.modules["cupy"] = cupy
+    return driver
+
+
+def operands(m, n, k):
+    """a, b and d, at multiples of 16 bytes, with the scales as the kernel reads them."""
+
+    def array(shape, dtype):
+        memory = np.zeros(int(np.prod(shape)) * np.dtype(dtype).itemsize + 16, np.uint8)
+        begin = -memory.ctypes.data % 16
+        return memory[begin : begin + memory.size - 16].view(dtype).reshape(shape)
+
+    m4, k_blocks = -(-m // 4) * 4, -(-k // 128)
+    sfa = array((k_blocks, m4), np.float32)[:, :m].T
+    sfb = array((-(-n // 128), -(-k_blocks // 4) * 4), np.float32)[:, :k_blocks]
+    held = array((m, k), np.uint8), sfa, array((n, k), np.uint8), sfb, array((m, n), np.float32)
+    a, sfa, b, sfb, d = map(fake_cupy.ndarray.of, held)
+    return (a, sfa), (b, sfb), d
+
+
+def main():
+    m, n, k = map(int, sys.argv[1:])
+    driver = install()
+    a, b, d = operands(m, n, k)
+    maps, values = (4, 5) if m <= 64 else (5, 5)
+    driver.sizes = [128] * maps + [8, 8, 4, 4, 4][:values]
+    began = time.process_time()
+    import dgnumba
+
+    dgnumba.fp8_gemm_nt(a, b, d)
+    took = time.process_time() - began
+    launch = driver.launches[0]
+    facts = {
+        "modules": sorted(set(sys.modules) - BEFORE),
+        "cpu_s": took,
+        "launches": len(driver.launches),
+        "block": launch.block[0],
+        "code": driver.loaded[0][:4].hex(),
+        "m": int.from_bytes(launch.values[-3], "little"),
+    }
+    print(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main()

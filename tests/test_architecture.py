@@ -1,6 +1,8 @@
 """The house, as CONTRIBUTING.md draws it: imports point down, Numba's internals and CuPy have their rooms, files stay readable."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -122,6 +124,18 @@ def test_kernels_import_what_a_kernel_may():
     allowed = {"_numba", "device", "dtypes", "errors", "integers", "kernels", "layouts", "problem", "ptx", "xp"}
     found = {room for path in SOURCES if room_of(path) == "kernels" for _, room in rooms_imported(path)}
     assert found - allowed == set()
+
+
+def test_calls_and_rules_load_no_compiler():
+    """A process that finds its kernels in the cache must not pay for Numba."""
+    rules = [f"dgnumba.kernels.{path.stem}" for path in sorted((PACKAGE / "kernels").glob("*_rules.py"))]
+    assert rules
+    names = ["dgnumba.api", "dgnumba.casts", "dgnumba.scale_moves", *rules]
+    # numba-cuda's .pth file may have loaded something before
+    code = f"import sys; before = set(sys.modules); import {', '.join(names)}; print(*sorted(set(sys.modules) - before))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent).stdout.split()
+    assert set(names) <= set(loaded)
+    assert [m for m in loaded if m.partition(".")[0] in ("numba", "numba_cuda", "llvmlite") or m == "dgnumba.ptx"] == []
 
 
 def test_the_emulator_knows_no_instruction_and_quant_no_kernel():

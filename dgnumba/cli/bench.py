@@ -13,7 +13,7 @@ import typer
 import dgnumba
 
 from ..errors import ProblemError
-from . import gpu
+from . import files, gpu
 from .show import console, progress
 
 SHAPES = [
@@ -34,6 +34,7 @@ def bench(
     why = gpu.missing()
     if why is not None:
         raise ProblemError(f"bench: expected a GPU, got none: {why}")
+    files.expect_folder("output", output)
     rows = []
     with progress("measure") as step:
         for i, (m, n, k) in enumerate(extents):

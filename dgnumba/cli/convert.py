@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .files import expect_folder
 from .show import console, progress, size
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def convert(
     from ..checkpoint import Options
     from ..checkpoint import convert as run
 
+    expect_folder("report", report)
     options = Options(group, zero_points, search, ue8m0, rule=rule, measure=measure)
     with unfinished_ends_clean(), progress("convert") as step:
         done = run(source, out, to, group=source_group, gptq_version=gptq, options=options, progress=lambda n, total, name: step(n, total))

@@ -11,6 +11,7 @@ from ..checkpoint import TensorSource, TensorSpec, TensorWriter
 from ..errors import ProblemError
 
 _SUFFIX = ".safetensors"
+_NPY = b"\x93NUMPY"
 
 
 def load(where: str) -> Any:
@@ -25,7 +26,10 @@ def load(where: str) -> Any:
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise ProblemError(f"{path}: expected an array of numbers, whole, as numpy.save writes it ({error})") from error
+        with path.open("rb") as file:
+            begin = file.read(len(_NPY))
+        why = error if begin == _NPY else f"the file begins with {begin!r}"  # of other files NumPy says that they are pickles
+        raise ProblemError(f"{path}: expected an array of numbers, whole, as numpy.save writes it ({why})") from error
 
 
 def save(where: str, array: Any) -> None:
@@ -37,6 +41,12 @@ def save(where: str, array: Any) -> None:
             writer.write(spec.name, array)
     else:
         np.save(path, array, allow_pickle=False)
+
+
+def expect_folder(name: str, path: Path | None) -> None:
+    """Refuse, before the work is done, a file to write whose folder is missing."""
+    if path is not None and not path.parent.is_dir():
+        raise ProblemError(f"{name}: expected a file in a folder that is there, got {path}; mkdir -p {path.parent}")
 
 
 def split(where: str) -> tuple[Path, str | None]:

@@ -48,7 +48,10 @@ class _Input:
 def gemm(
     a: Annotated[str, typer.Argument(metavar="A", help="[M,K], in FILE.npy or FILE.safetensors:TENSOR; floats are quantized")],
     b: Annotated[str, typer.Argument(metavar="B", help="[N,K], likewise")],
-    output: Annotated[str | None, typer.Option("-o", "--output", metavar="FILE", help="where D goes; without it only the report")] = None,
+    output: Annotated[
+        str | None,
+        typer.Option("-o", "--output", metavar="FILE", help="where D goes, .npy or .safetensors[:TENSOR]; without it only the report"),
+    ] = None,
     sfa: Annotated[str | None, typer.Option(metavar="FILE", help="scales of an A that is FP8 already, [M, K/128]")] = None,
     sfb: Annotated[str | None, typer.Option(metavar="FILE", help="scales of a B that is FP8 already, [N/128, K/128]")] = None,
     dtype: Annotated[OutType, typer.Option(help="of D; .npy holds float32 only")] = OutType.float32,
@@ -57,7 +60,9 @@ def gemm(
 ) -> None:
     """D = A @ B.T, with A [M,K] scaled per 1x128 and B [N,K] per 128x128."""
     out = console()
-    if output is not None and files.split(output)[0].suffix == ".npy" and dtype is OutType.bfloat16:
+    target = None if output is None else files.split(output)[0]
+    files.expect_folder("output", target)
+    if target is not None and target.suffix == ".npy" and dtype is OutType.bfloat16:
         raise ProblemError("dtype: expected float32 for a .npy file, which cannot hold bfloat16, got bfloat16; write FILE.safetensors:d")
     place = on or (Place.host if gpu.missing() else Place.cuda)
     if place is Place.cuda and (why := gpu.missing()) is not None:
@@ -134,8 +139,9 @@ def _read(name: str, where: str, scales: str | None, rows: int) -> _Input:
     if kind in _FLOATS:
         if scales is not None:
             raise ProblemError(f"{sf}: expected none, since {where} holds {kind}, which is quantized here; got {scales}")
-        begin = time.perf_counter()
         with progress(f"quantize {name}") as step:
+            _quantize(x[:_SLAB], rows, lambda done, total: None)  # may compile the cast, once for all processes: no part of the time told
+            begin = time.perf_counter()
             q = _quantize(x, rows, step)
         took = time.perf_counter() - begin
         _refuse_not_finite(name, x, q.scale, rows, where)

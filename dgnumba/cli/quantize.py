@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from .convert import Group, Measure, Out, ReportFile, Rule, Search, Source, Ue8m0, ZeroPoints, tell, unfinished_ends_clean
+from .files import expect_folder
 from .show import progress
 
 
@@ -29,6 +30,7 @@ def quantize(
     """Quantize a checkpoint's weight matrices by rounding to nearest; the rest stays as it is."""
     from ..checkpoint import NOT_QUANTIZED, Options, quantize_checkpoint
 
+    expect_folder("report", report)
     options = Options(group, zero_points, search, ue8m0, rule=rule, measure=measure)
     chosen = tuple(include or ("*.weight",)), NOT_QUANTIZED if exclude is None else tuple(exclude)
     with unfinished_ends_clean(), progress("quantize") as step:

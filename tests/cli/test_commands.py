@@ -95,6 +95,13 @@ def test_bench_refuses_a_shape_that_is_none(run, shape):
     assert f"shape: expected MxNxK, as 4096x7168x2048, got {shape}" in err
 
 
+def test_bench_refuses_a_file_that_it_could_not_write_before_it_measures(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu, "missing", lambda: None)
+    code, out, err = run("bench", "4x8x128", "-o", tmp_path / "none" / "rows.json")
+    assert (code, out) == (2, "")
+    assert "output: expected a file in a folder that is there" in err
+
+
 def test_bench_prints_a_row_a_shape_and_writes_them(run, monkeypatch, tmp_path):
     monkeypatch.setattr(gpu, "missing", lambda: None)
     monkeypatch.setattr(gpu, "to_gpu", lambda q: q)

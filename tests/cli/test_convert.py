@@ -83,6 +83,8 @@ def test_the_group_of_the_source_can_be_said(run, tmp_path, rng):
         (None, ("convert", "--to", "awq"), "No such file or directory"),
         ("awq", ("convert", "--to", "int3"), "format: expected one of fp8-block"),
         ("awq", ("quantize", "--to", "awq"), "expected float matrices named like *.weight, got none among 3 tensors"),
+        ("awq", ("convert", "--to", "gptq", "--report", "none/r.json"), "report: expected a file in a folder that is there, got none"),
+        ("awq", ("quantize", "--to", "awq", "--report", "none/r.json"), "report: expected a file in a folder that is there, got none"),
         ("cut", ("convert", "--to", "bfloat16"), "cut short?"),
         ("nan", ("convert", "--to", "awq"), "l: expected finite weights, got nan at [0, 0]"),
     ],

@@ -63,6 +63,15 @@ def test_a_damaged_safetensors_file_is_refused_in_words(tmp_path):
         load(f"{path}:w")
 
 
+@pytest.mark.parametrize(("content", "why"), [(b"hello", "the file begins with b'hello'"), (b"", "the file begins with b''")])
+def test_what_is_no_npy_is_not_called_a_pickle(tmp_path, content, why):
+    path = tmp_path / "x.npy"
+    path.write_bytes(content)
+    with pytest.raises(ProblemError) as caught:
+        load(str(path))
+    assert str(caught.value) == f"{path}: expected an array of numbers, whole, as numpy.save writes it ({why})"
+
+
 def test_a_pickle_in_npy_is_refused(tmp_path):
     np.save(tmp_path / "p.npy", np.array([object()]), allow_pickle=True)
     with pytest.raises(ProblemError, match=r"p\.npy"):

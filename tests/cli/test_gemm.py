@@ -116,18 +116,20 @@ def refusals(folder):
         "scales of a float": ([a, b, "--sfa", a], "sfa: expected none"),
         "scales of a wrong shape": ([f"{folder}/u.npy", b, "--sfa", f"{folder}/t.npy"], "scale: expected float32 [33, 3]"),
         "bfloat16 in npy": ([a, b, "-o", f"{folder}/d.npy", "--dtype", "bfloat16"], "cannot hold bfloat16"),
+        "no such folder": ([a, b, "-o", f"{folder}/none/d.npy"], "output: expected a file in a folder that is there, got "),
         "no GPU": ([a, b, "--on", "cuda"], "on: expected host or emulator here, got cuda: none is here"),
     }
 
 
-KINDS = ["no such file", "transposed", "a vector", "bytes without scales", "scales of a float", "scales of a wrong shape"]
+KINDS = ["no such file", "transposed", "a vector", "bytes without scales", "scales of a float", "scales of a wrong shape", "no such folder"]
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "bfloat16 in npy", "no GPU"])
 def test_a_refusal_is_one_plain_line_and_exit_code_2(run, inputs, tmp_path, kind):
     arguments, words = refusals(tmp_path)[kind]
-    code, _, err = run("gemm", *arguments)
+    code, out, err = run("gemm", *arguments)
     assert code == 2
+    assert "FLOP/s" not in out  # refused before the product
     assert err.count("\n") == 1
     assert err.startswith("dgnumba: ")
     assert words in err

@@ -29,7 +29,7 @@ def bench(
     flush: Annotated[bool, typer.Option(help="empty L2 before each call by reading other memory")] = True,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="write the rows as JSON too")] = None,
 ) -> None:
-    """Time FP8 products on random data on this GPU, beside DeepGEMM and cuBLASLt (through torch) where they can be imported."""
+    """Time FP8 products on this GPU. Random data; beside DeepGEMM and cuBLASLt (through torch) where they can be imported."""
     extents = [parse(s) for s in shapes or SHAPES]
     why = gpu.missing()
     if why is not None:

@@ -45,7 +45,7 @@ def convert(
     measure: Measure = True,
     report: ReportFile = None,
 ) -> None:
-    """Write a checkpoint's quantized layers in another format, losslessly where it can hold the same values; the rest stays as it is."""
+    """Write a quantized checkpoint in another format. Losslessly where that can hold the same values; the rest stays as it is."""
     from ..checkpoint import Options
     from ..checkpoint import convert as run
 

@@ -20,7 +20,7 @@ TILE = 128  # rows and columns of D that the emulator makes: one tile
 
 
 def demo() -> None:
-    """Multiply a real layer in FP8, step one tile of the GPU's kernel on this CPU, and check both against float64."""
+    """Multiply a real layer in FP8, and check every element. One tile of the GPU's kernel is stepped on this CPU, too."""
     from ..data import demo_layer
 
     out = console()
@@ -58,7 +58,7 @@ def _multiply(out: Console, a: Any, b: Any) -> tuple[Any, str]:
     flops = 2 * a.shape[0] * b.shape[0] * a.shape[1]
     if why:
         out.print(f"3. Multiplied on this CPU, in NumPy, promoting sums to float32 where the GPU's kernel does: {duration(took)}.")
-        out.print(f"   No GPU: {why}.\n")
+        out.print(f"   No GPU: {why}; the host and the emulator need none.\n")
     else:
         out.print(f"3. Multiplied on the GPU: {duration(took)} of kernel time, {speed(flops, took)}.\n")
     return d, place

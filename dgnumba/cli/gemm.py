@@ -58,7 +58,7 @@ def gemm(
     on: Annotated[Place | None, typer.Option(help="where; by default the GPU if there is one, else the host")] = None,
     check: Annotated[bool, typer.Option(help="compare every element with float64 and its error bound")] = True,
 ) -> None:
-    """D = A @ B.T, with A [M,K] scaled per 1x128 and B [N,K] per 128x128."""
+    """Multiply matrices from files: D = A @ B.T. A [M,K] is scaled per 1x128, B [N,K] per 128x128."""
     out = console()
     target = None if output is None else files.split(output)[0]
     files.expect_folder("output", target)

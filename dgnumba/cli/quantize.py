@@ -27,7 +27,7 @@ def quantize(
     measure: Measure = True,
     report: ReportFile = None,
 ) -> None:
-    """Quantize a checkpoint's weight matrices by rounding to nearest; the rest stays as it is."""
+    """Quantize a checkpoint's weight matrices. They are rounded to nearest; the rest stays as it is."""
     from ..checkpoint import NOT_QUANTIZED, Options, quantize_checkpoint
 
     expect_folder("report", report)

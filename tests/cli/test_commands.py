@@ -167,6 +167,13 @@ def test_every_command_has_help(run, command):
     assert f"dgnumba {command}" in out
 
 
+def test_the_list_of_commands_cuts_no_sentence(run, monkeypatch):
+    """It shows a docstring's first sentence, up to the terminal's edge."""
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run("--help")[1].partition("Commands:\n")[2].splitlines()
+    assert [line for line in lines if line.endswith("...")] == []
+
+
 def test_the_module_is_the_command():
     done = subprocess.run([sys.executable, "-m", "dgnumba", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"dgnumba {dgnumba.__version__}\n"

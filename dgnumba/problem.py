@@ -30,6 +30,7 @@ from .xp import (
 
 E4M3, BF16, F32 = DTYPES["float8_e4m3fn"], DTYPES["bfloat16"], DTYPES["float32"]
 U8, U16, I32 = DTYPES["uint8"], DTYPES["uint16"], DTYPES["int32"]
+_CAST = {"a": "per_token_cast_to_fp8", "b": "per_block_cast_to_fp8"}
 PACKED_SCALES = 4
 """UE8M0 scales in an int32 (`layouts.ue8m0`)."""
 
@@ -188,7 +189,7 @@ def _operand(name: str, pair: Any) -> tuple[ArrayView, ArrayView]:
     is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
     if not is_pair and not hasattr(pair, "granularity"):
         got = f"{type(pair).__name__} of {len(pair)}" if isinstance(pair, (tuple, list)) else _describe(pair)
-        raise DTypeError(f"{name}: expected a QTensor or a pair (data, scale), got {got}")
+        raise DTypeError(f"{name}: expected a QTensor or a pair (data, scale), got {got}" + _pair_hint(name, pair))
     if not is_pair and not _is_plain_e4m3(pair):
         raise DTypeError(f"{name}: expected a QTensor of {E4M3} with float32 scales alone, got {pair}")
     data, scale = pair
@@ -234,6 +235,13 @@ def _scale_hint(name: str) -> str:
     return ""
 
 
+def _pair_hint(name: str, x: Any) -> str:
+    dtype = str(getattr(x, "dtype", "")).rpartition(".")[2]  # torch's begin with "torch."
+    if dtype in ("float16", "bfloat16", "float32", "float64"):
+        return f"; quantize it: {_CAST[name]}({name})"
+    return f"; its scales are missing: ({name}, sf{name})" if dtype == E4M3.name else ""
+
+
 def _describe(x: Any) -> str:
     shape = getattr(x, "shape", None)
     return type(x).__name__ if shape is None else f"{getattr(x, 'dtype', type(x).__name__)} {list(shape)}"
@@ -254,7 +262,7 @@ def _check_granularity(name: str, operand: Any, expected: tuple[int, int]) -> No
     if tuple(got) != expected:
         raise ProblemError(
             f"{name}: expected a scale for each {expected[0]}x{expected[1]}, got {got[0]}x{got[1]}"
-            + ("; quantize b with per_block_cast_to_fp8" if name == "b" else "; quantize a with per_token_cast_to_fp8")
+            + f"; quantize {name} with {_CAST[name]}"
         )
 
 

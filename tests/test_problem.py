@@ -135,13 +135,18 @@ def test_F36_other_types_of_one_byte_are_refused(name, tmp_path):
     refused(DTypeError, expected + "int64$", **{name: codes.astype(np.int64)})
 
 
+CASTS = {"a": "per_token_cast_to_fp8", "b": "per_block_cast_to_fp8"}
+
+
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_refuses_what_is_no_pair(name):
     x = good()
     pairs = {"a": (x["a"], x["sfa"]), "b": (x["b"], x["sfb"])}
     expected = rf"{name}: expected a QTensor or a pair \(data, scale\), got "
     for bad, got in [
-        (x[name], r"float8_e4m3fn \[\d+, 300\]"),
+        (x[name], rf"float8_e4m3fn \[\d+, 300\]; its scales are missing: \({name}, sf{name}\)"),
+        (np.zeros((2, K), np.float32), rf"float32 \[2, 300\]; quantize it: {CASTS[name]}\({name}\)"),
+        (np.zeros((2, K), BF16), rf"bfloat16 \[2, 300\]; quantize it: {CASTS[name]}\({name}\)"),
         (np.zeros((2, K), np.uint8), r"uint8 \[2, 300\]"),  # would unpack into two rows
         (pairs[name] + (1,), "tuple of 3"),
         (None, "NoneType"),

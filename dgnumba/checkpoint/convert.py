@@ -116,7 +116,10 @@ def quantize_checkpoint(
     with TensorSource(source) as tensors:
         chosen = [info for name, info in tensors.items() if _is_weight(info) and _fits(name, include) and not _fits(name, exclude)]
         if not chosen:
-            raise ProblemError(f"{source}: expected float matrices named like {', '.join(include)}, got none among {len(tensors)} tensors")
+            hint = "; quantized layers are for dgnumba convert" if find_layers(tensors) else ""
+            raise ProblemError(
+                f"{source}: expected float matrices named like {', '.join(include)}, got none among {len(tensors)} tensors{hint}"
+            )
         work = _Work()
         for info in chosen:
             work.add_weight(info, form, options)

@@ -23,11 +23,11 @@ _FLUSH_BYTES = 1 << 28  # several times the L2 of any Hopper GPU
 
 @functools.cache
 def missing() -> str | None:
-    """Why nothing can run on a GPU here, in words; None when it can. That NumPy arrays need none is left to whom it comforts."""
+    """Why nothing can run on a GPU here, in words; None when it can."""
     try:
         driver.api()
     except LaunchError as error:
-        return str(error) if error.code else re.sub(r" \(.*\)|; NumPy arrays need none", "", str(error))  # nor what the library says on top
+        return str(error) if error.code else re.sub(r" \(.*\)|; NumPy arrays need none", "", str(error))  # the cause alone
     if driver.device_count() == 0:
         return "the CUDA driver finds no GPU"
     try:

@@ -15,7 +15,7 @@ from dgnumba import api
 from dgnumba.device import Device
 from dgnumba.dtypes import DTYPES
 from dgnumba.errors import DTypeError, EmulationError, PlanError, ProblemError, UnsupportedError
-from dgnumba.kernels import KERNELS
+from dgnumba.kernels import KERNELS, GemmPlan
 from dgnumba.quant import per_block_cast_to_fp8, per_token_cast_to_fp8
 from dgnumba.quant.reference import error_bound, exact_integer_reference, gemm_reference
 from dgnumba.testing import assert_bits_equal, assert_within, exact_problem
@@ -494,6 +494,21 @@ def test_explain_says_the_registers_where_it_can_compile(rng):
     case = exact_problem(rng, 16, 256, 512)
     text = str(api.explain(case.a, case.b))
     assert re.search(r"registers  \d+ a thread at entry, \d+ threads; 0 bytes spilled", text), text
+
+
+def test_explain_says_what_brings_the_compilers(rng, monkeypatch, tmp_path):
+    pathfinder = pytest.importorskip("cuda.pathfinder")
+    monkeypatch.setenv("DGNUMBA_CACHE_DIR", str(tmp_path))
+
+    def fails(*args, **options):
+        raise pathfinder.DynamicLibNotFoundError('Failure finding "libnvrtc.so.13": No such file')
+
+    monkeypatch.setattr("numba.cuda.compile", fails)
+    case = exact_problem(rng, 16, 256, 512)
+    rare = GemmPlan("sm90_fp8_gemm_1d2d", block_m=64, block_n=32, num_stages=3)  # which no other test has compiled in this process
+    text = str(api.explain(case.a, case.b, plan=rare))
+    assert "registers  unknown" in text
+    assert "NVIDIA's NVRTC is not found: python -m pip install 'dgnumba[cuda13]')" in text
 
 
 def test_explain_says_nothing_to_copy_and_writes_nothing():

@@ -76,7 +76,7 @@ def compile_ptx(kernel: Any, argtypes: tuple[Any, ...], *, arch: str = "sm_90a",
     arch      "sm_90a", "sm_80", ...
     threads   threads a CTA: becomes `.maxntid`, which `setmaxnreg` and ptxas' register choice need
 
-    Returns (PTX text, entry name). Raises `CompileError` with Numba's message.
+    Returns (PTX text, entry name). Raises `CompileError` with Numba's message, or with the line that installs what it lacks.
     """
     function = getattr(kernel, "py_func", kernel)
     signature = types.void(*(argtype(a, i) for i, a in enumerate(argtypes)))
@@ -89,6 +89,9 @@ def compile_ptx(kernel: Any, argtypes: tuple[Any, ...], *, arch: str = "sm_90a",
                 function, signature, device=False, abi="numba", cc=(*cc, suffix) if suffix else cc, output="ptx", opt=True, **bounds
             )
         except Exception as error:
+            if type(error).__name__ == "DynamicLibNotFoundError":  # cuda.pathfinder's, of a library that no extra of ours brought
+                name = (re.findall(r"(nvvm|nvrtc)", str(error)) or ["compiler"])[0].upper()
+                raise CompileError(f"NVIDIA's {name} is not found: python -m pip install 'dgnumba[cuda13]'", str(error)) from error
             raise CompileError(f"Numba could not compile {function.__qualname__}: {error}") from error
     return _bind_tensor_maps(ptx, signature.args)
 

@@ -1,7 +1,7 @@
 """What the recorded figures say: families of shapes, ratios to rivals, aims not reached. Pure functions of the rows, for `report` and `plot`.
 
-A row is one object of `bench/results/h200.json`: bench, m, n, k, us, tflops, rivals {name: us}, method, bits_equal, plan, gpu, date, versions,
-command. Casts have dtype, variant, gb_s, copy_gb_s and share in the place of tflops; the host's cost has neither.
+A row is one object of `bench/results/h200.json`: bench, m, n, k, us, rivals {name: us}, method, bits_equal, plan, gpu, date, versions,
+command. Casts have dtype, variant, gb_s, copy_gb_s and share; a product may have floor_us, activation and format.
 
 A ratio is a rival's time over ours, so that more than 1 means that dgnumba is faster; a mean is the geometric one.
 """
@@ -15,12 +15,13 @@ from typing import Any
 
 Row = dict[str, Any]
 
-DEEPGEMM, CUBLASLT, BETTER = "deepgemm", "cublaslt_unscaled", "the better rival"
+DEEPGEMM, CUBLASLT, BEST = "deepgemm", "cublaslt_unscaled", "the best rival"
 NAMES = {
     "deepgemm": "DeepGEMM",
     "cublaslt_unscaled": "cuBLASLt without scales",
     "cublas_bf16": "cuBLAS BF16",
     "torch_compile": "torch.compile",
+    "torch_int4": "torch's INT4",
     "marlin": "Marlin",
     "humming": "Humming",
 }
@@ -41,7 +42,7 @@ def name(rival: str) -> str:
 
 def rivals_of(rows: Iterable[Row]) -> list[str]:
     """The rivals in order of appearance; other calls of our own, which a row may hold for comparison, are none."""
-    return [r for r in dict.fromkeys(r for row in rows for r in row.get("rivals") or {}) if not r.startswith("dgnumba")]
+    return [r for r in dict.fromkeys(r for row in rows for r in row.get("rivals") or {}) if not r.startswith(("dgnumba", "our_"))]
 
 
 def flush_of(row: Row) -> str:
@@ -51,7 +52,17 @@ def flush_of(row: Row) -> str:
 
 def is_product(row: Row) -> bool:
     """Whether a matrix product was measured."""
-    return "tflops" in row
+    return "gemm" in row["bench"] and all(key in row for key in "mnk")
+
+
+def kind(row: Row) -> str:
+    """The function that was measured, and with what operands where it takes several: `int4_gemm_nt:w4a16`, or "int4_gemm_nt, bfloat16"."""
+    return ", ".join(str(row[key]) for key in ("bench", "activation", "format") if row.get(key))
+
+
+def tflops(row: Row) -> float:
+    """TFLOP/s of a product."""
+    return float(2e-6 * row["m"] * row["n"] * row["k"] / row["us"])
 
 
 def is_cast(row: Row) -> bool:
@@ -59,9 +70,9 @@ def is_cast(row: Row) -> bool:
     return "share" in row and not is_product(row)
 
 
-def ratio(row: Row, rival: str = BETTER) -> float | None:
+def ratio(row: Row, rival: str = BEST) -> float | None:
     """The rival's time over ours; of the fastest of its rivals by default. None where it was not measured."""
-    wanted = rivals_of([row]) if rival == BETTER else [rival]
+    wanted = rivals_of([row]) if rival == BEST else [rival]
     times = [us for other, us in (row.get("rivals") or {}).items() if us and other in wanted]
     return min(times) / row["us"] if times else None
 
@@ -116,21 +127,21 @@ class Family:
     rows: tuple[Row, ...]
 
     def against(self, rival: str) -> Ratio | None:
-        """Ratios to a rival, or to `BETTER`."""
+        """Ratios to a rival, or to `BEST`."""
         return ratios(self.rows, lambda row: ratio(row, rival))
 
 
 def counted(rows: Iterable[Row]) -> list[Row]:
     """The products, each once: where one was measured with L2 flushed both ways, by reading, which leaves no dirty lines to be written back."""
     products = [row for row in rows if is_product(row)]
-    by_reading = {(row["bench"], shape(row)) for row in products if flush_of(row) == "read"}
-    return [row for row in products if flush_of(row) == "read" or (row["bench"], shape(row)) not in by_reading]
+    by_reading = {(kind(row), shape(row)) for row in products if flush_of(row) == "read"}
+    return [row for row in products if flush_of(row) == "read" or (kind(row), shape(row)) not in by_reading]
 
 
 def _key(row: Row) -> str:
     """Which family a counted product belongs to."""
     if row["bench"] != "fp8_gemm_nt":
-        return str(row["bench"])
+        return kind(row)
     if flush_of(row) == "read":
         return "few" if row["m"] <= 16 else "some"
     return "large" if row["m"] == 4096 or row["m"] == row["n"] == row["k"] else "middle"
@@ -163,7 +174,7 @@ def _title(key: str, rows: list[Row]) -> str:
 
 @dataclass(frozen=True)
 class Aim:
-    """What we want a family to reach: `kind` is "mean" or "least"."""
+    """What we want the families whose key begins so to reach: `kind` is "mean" or "least"."""
 
     family: str
     rival: str
@@ -175,12 +186,14 @@ AIMS = [
     Aim("large", DEEPGEMM, "mean", 1.005),
     Aim("large", DEEPGEMM, "least", 0.99),
     Aim("large", CUBLASLT, "mean", 1.0),
-    Aim("few", BETTER, "mean", 1.2),
-    Aim("few", BETTER, "least", 0.97),
-    Aim("some", BETTER, "mean", 1.03),
-    Aim("some", BETTER, "least", 0.95),
+    Aim("few", BEST, "mean", 1.2),
+    Aim("few", BEST, "least", 0.97),
+    Aim("some", BEST, "mean", 1.03),
+    Aim("some", BEST, "least", 0.95),
     Aim("middle", DEEPGEMM, "mean", 1.0),
     Aim("middle", DEEPGEMM, "least", 0.93),
+    Aim("int4_gemm_nt", BEST, "mean", 1.1),
+    Aim("int4_gemm_nt", BEST, "least", 0.97),
 ]
 HOST_AIMS = {"host_call": 12.0, "host_prepared": 7.0, "first_call empty": 2.5e6, "first_call filled": 0.15e6}
 """Microseconds of the host, by `host_key`."""
@@ -194,14 +207,12 @@ def host_key(row: Row) -> str:
 def missed(rows: Iterable[Row]) -> list[str]:
     """The aims that the rows do not reach, each in words; what was not measured is not listed."""
     rows = list(rows)
-    found = {family.key: family for family in families(rows)}
     out = []
-    for aim in AIMS:
-        reached = found[aim.family].against(aim.rival) if aim.family in found else None
+    for family, aim in ((f, aim) for f in families(rows) for aim in AIMS if f.key.startswith(aim.family)):
+        reached = family.against(aim.rival)
         if reached is not None and getattr(reached, aim.kind) < aim.value:
             what = "geometric mean" if aim.kind == "mean" else f"least ({reached.where})"
-            rival = aim.rival if aim.rival == BETTER else name(aim.rival)
-            out.append(f"{found[aim.family].title}, {what} against {rival}: {getattr(reached, aim.kind):.3f}, aim {aim.value:g}")
+            out.append(f"{family.title}, {what} against {name(aim.rival)}: {getattr(reached, aim.kind):.3f}, aim {aim.value:g}")
     for key, aim_us in HOST_AIMS.items():
         us = max((row["us"] for row in rows if host_key(row) == key), default=0.0)
         if us > aim_us:

@@ -1,4 +1,4 @@
-"""The plot of the recorded figures: throughput over arithmetic intensity under both ceilings, and the ratio to the better rival over M.
+"""The plot of the recorded figures: throughput over arithmetic intensity under both ceilings, and the ratio to the best rival over M.
 
 Needs matplotlib. The bytes are the same from run to run of one matplotlib: the ids of SVG are salted with a constant, and no date is written.
 """
@@ -75,7 +75,7 @@ def roofline(axes: Any, rows: list[Row], copied: float | None) -> None:
 
 
 def over_m(axes: Any, rows: list[Row]) -> None:
-    """The better rival's time over ours at each M: a mark for each N x K, hollow where one rival was measured, and the full marks' mean."""
+    """The best rival's time over ours at each M: a mark for each N x K, hollow where one rival was measured, and the full marks' mean."""
     layers = list(dict.fromkeys((row["n"], row["k"]) for row in rows))
     everyone = set(rivals_of(rows))
     full = [row for row in rows if everyone <= row["rivals"].keys()]
@@ -102,7 +102,7 @@ def over_m(axes: Any, rows: list[Row]) -> None:
     if len(full) < len(rows):
         axes.plot([], [], marker="o", ms=3.5, lw=0, color="black", mfc="none", label="hollow: one rival measured")
     title = "above 1: dgnumba is faster"
-    axes.set(xscale="log", yscale="log", xlabel="M", ylabel="the better rival's time / dgnumba's", title=title)
+    axes.set(xscale="log", yscale="log", xlabel="M", ylabel="the best rival's time / dgnumba's", title=title)
     axes.set_xticks([1, 8, 32, 128, 512, 2048, 8192], ["1", "8", "32", "128", "512", "2048", "8192"])
     low, high = axes.get_ylim()
     high *= 1.3  # room for the legend

@@ -16,7 +16,7 @@ from typing import Any
 
 import plot
 from figures import (
-    BETTER,
+    BEST,
     CASTS,
     CUBLASLT,
     DEEPGEMM,
@@ -29,6 +29,7 @@ from figures import (
     host_key,
     is_cast,
     is_product,
+    kind,
     microseconds,
     missed,
     name,
@@ -37,25 +38,26 @@ from figures import (
     rivals_of,
     shape,
     share,
+    tflops,
 )
 
 ROOT = Path(__file__).parent.parent
 RESULTS, README = ROOT / "bench" / "results" / "h200.json", ROOT / "README.md"
 TABLES, PLOT = RESULTS.with_name("README.md"), RESULTS.with_name("h200.svg")
 BEGIN, END = "<!-- bench:begin -->\n", "<!-- bench:end -->"
-ALT = "Throughput over arithmetic intensity, and the ratio to the better rival over M"
+ALT = "Throughput over arithmetic intensity, and the ratio to the best rival over M"
 
 HOW_TO_READ = (
     'A figure in brackets, and every "mean" and "least", is a rival\'s time over ours: **more than 1 means that dgnumba is faster**, 1.10 that the '
-    "rival takes 10 % longer. Means are geometric. The better rival is the faster of DeepGEMM and cuBLASLt at each shape (at odd M above 1, where "
-    "cuBLASLt was not measured, DeepGEMM). cuBLASLt multiplies without block scales, which is less work."
+    "rival takes 10 % longer. Means are geometric. The best rival is the fastest of those measured at each shape (at odd M above 1 DeepGEMM "
+    "alone). cuBLASLt multiplies without block scales, which is less work."
 )
 
 FLUSHES = {"memset": "L2 flushed by a memset", "read": "L2 flushed by reading", "": "L2 not flushed"}
 TIMERS = {"cupti": "kernel time by CUPTI", "events": "time between CUDA events"}
 METHODS: dict[str, Callable[[Any], str]] = {
-    "timer": lambda v: TIMERS.get(v, v),
-    "rivals_timer": lambda v: "rivals: " + TIMERS.get(v, v),
+    "timer": lambda v: TIMERS.get(str(v).lower(), str(v)),
+    "rivals_timer": lambda v: "rivals: " + TIMERS.get(str(v).lower(), str(v)),
     "runs": lambda v: f"median of {v} runs",
     "rounds": lambda v: f"{v} rounds a run",
     "interleaved": lambda v: "calls take turns" if v else "one call after the other",
@@ -99,7 +101,7 @@ def where(rows: list[Row]) -> str:
 def large(rows: list[Row]) -> str:
     """Time and throughput of the large products."""
     members = next((family.rows for family in families(rows) if family.key == "large"), ())
-    lines = [[shape(row), microseconds(row["us"]), f"{row['tflops']:.0f}", beside(row, DEEPGEMM), beside(row, CUBLASLT)] for row in members]
+    lines = [[shape(row), microseconds(row["us"]), f"{tflops(row):.0f}", beside(row, DEEPGEMM), beside(row, CUBLASLT)] for row in members]
     return grid(["M x N x K", "dgnumba, us", "TFLOP/s", f"{name(DEEPGEMM)}, us", f"{name(CUBLASLT)}, us"], lines)
 
 
@@ -109,14 +111,12 @@ def _mean_and_least(found: Any) -> list[str]:
 
 def summary(rows: list[Row]) -> str:
     """One line for each family, and for the casts, beside a copy in the place of a rival."""
-    lines = [
-        [f.title, str(len(f.rows)), *_mean_and_least(f.against(DEEPGEMM)), *_mean_and_least(f.against(BETTER))] for f in families(rows)
-    ]
+    lines = [[f.title, str(len(f.rows)), *_mean_and_least(f.against(DEEPGEMM)), *_mean_and_least(f.against(BEST))] for f in families(rows)]
     casts = [row for row in rows if is_cast(row) and (row["m"], row["n"]) == CASTS]
     if casts:
-        title = f"casts to FP8 and moves of scales ({CASTS[0]} x {CASTS[1]}), beside a copy of as many bytes"
+        title = f"casts and moves of scales ({CASTS[0]} x {CASTS[1]}), beside a copy of as many bytes"
         lines.append([title, str(len(casts)), "-", "-", *_mean_and_least(ratios(casts, share))])
-    return grid(["what", "cases", f"{name(DEEPGEMM)}: mean", "least", "the better rival: mean", "least"], lines)
+    return grid(["what", "cases", f"{name(DEEPGEMM)}: mean", "least", "the best rival: mean", "least"], lines)
 
 
 def host(rows: list[Row]) -> str:
@@ -171,14 +171,22 @@ def full_products(rows: list[Row]) -> str:
     """All products of one function and one way to flush."""
     rivals = rivals_of(rows)
     own = rows[0]["bench"] == "fp8_gemm_nt"
-    heads = ["M x N x K", "us", "TFLOP/s", *(["TB/s"] if own else []), *(f"{name(r)}, us" for r in rivals), "equal bits", "plan"]
+    floor = any("floor_us" in row for row in rows)
+    extra = ["TB/s"] if own else ["time of a copy of as many bytes, us"] if floor else []
+    heads = ["M x N x K", "us", "TFLOP/s", *extra, *(f"{name(r)}, us" for r in rivals), "equal bits", "plan"]
     lines = []
     for row in rows:
         equal = {True: "yes", False: "no", None: "-"}[row.get("bits_equal")]
-        rate = [f"{nbytes(row) / row['us'] / 1e6:.2f}"] if own else []
+        rate = (
+            [f"{nbytes(row) / row['us'] / 1e6:.2f}"]
+            if own
+            else [microseconds(row["floor_us"]) if "floor_us" in row else "-"]
+            if floor
+            else []
+        )
         others = [beside(row, rival) for rival in rivals]
-        lines.append([shape(row), microseconds(row["us"]), f"{row['tflops']:.0f}", *rate, *others, equal, row.get("plan") or "-"])
-    return f"### `{rows[0]['bench']}`, {FLUSHES[flush_of(rows[0])]}\n\n{_measured(rows)}\n" + grid(heads, lines)
+        lines.append([shape(row), microseconds(row["us"]), f"{tflops(row):.0f}", *rate, *others, equal, row.get("plan") or "-"])
+    return f"### `{kind(rows[0])}`, {FLUSHES[flush_of(rows[0])]}\n\n{_measured(rows)}\n" + grid(heads, lines)
 
 
 def full_casts(rows: list[Row]) -> str:
@@ -254,7 +262,7 @@ def full(rows: list[Row]) -> str:
             summary(rows),
             equal_bits(rows) + "\n",
             "## Products\n",
-            *(full_products(group) for group in groups(products, lambda row: (row["bench"], flush_of(row)))),
+            *(full_products(group) for group in groups(products, lambda row: (kind(row), flush_of(row)))),
             "## The host\n",
             *([_measured(others), host(others)] if others else []),
             "## Casts\n",

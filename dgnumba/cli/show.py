@@ -56,6 +56,9 @@ def speed(flops: float, seconds: float) -> str:
 
     >>> speed(2e9, 1e-3)
     '2.0 TFLOP/s'
+    >>> speed(3e8, 20)
+    '15.0 MFLOP/s'
     """
     rate = flops / max(seconds, 1e-12)
-    return f"{rate / 1e12:.1f} TFLOP/s" if rate >= 1e12 else f"{rate / 1e9:.1f} GFLOP/s"
+    unit, letter = next((u for u in ((1e12, "T"), (1e9, "G")) if rate >= u[0]), (1e6, "M"))
+    return f"{rate / unit:.1f} {letter}FLOP/s"

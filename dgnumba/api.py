@@ -18,7 +18,6 @@ from .plan import Choice
 from .prepared import built as built_kernel
 from .prepared import prepared, quick, remember
 from .problem import Operands, check_fp8_gemm_nt, settle
-from .quant.host import fp8_gemm_nt_host
 from .xp import address, device_of, empty, namespace
 
 On = Literal["cuda", "host", "emulator"]
@@ -80,6 +79,8 @@ def fp8_gemm_nt(
     if operands.problem.k == 0:
         _write_addend(operands)
     elif where == "host":
+        from .quant.host import fp8_gemm_nt_host
+
         operands, _ = _with_float_scales(operands)
         fp8_gemm_nt_host(operands.a, operands.sfa, operands.b, operands.sfb, operands.d, operands.c)
     else:

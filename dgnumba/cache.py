@@ -1,10 +1,10 @@
 """Compiled kernels, kept in memory and on disk, so that the second process does not compile.
 
-On disk lies NVIDIA's `cuda.core.utils.FileStreamProgramCache`: a file for each kernel, written
-beside and moved into place at once, so that any number of processes may share a directory and none
-sees half a file. What it lacks is added here: each entry says which key it belongs to and carries a
-checksum, and one that is cut short, damaged or misplaced counts as absent and is written again. A
-directory that cannot be used costs one warning; then kernels are kept in memory only.
+On disk lies a `store.Store`: a file for each kernel, written beside and moved into place at once, so
+that any number of processes may share a directory and none sees half a file. Each entry says which key
+it belongs to and carries a checksum, and one that is cut short, damaged or misplaced counts as absent
+and is written again. A directory that cannot be used costs one warning; then kernels are kept in memory
+only.
 
 A key holds everything that the code was made from: what the kernel is (`fingerprint`, or a plan),
 its argument types, the architecture, the sources of this package, and the versions of the tools.
@@ -32,6 +32,7 @@ from typing import Any
 
 from .assemble import Cubin, assembler
 from .fingerprint import fingerprint
+from .store import Store
 
 LIMIT = 2**30
 """Bytes that the directory may hold; beyond it the kernels that were read longest ago go."""
@@ -146,7 +147,7 @@ class KernelCache:
         self._memory: dict[str, Cubin] = {}
         self._locks: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
-        self._store: Any = None
+        self._store: Store | None = None
         self._is_usable = folder is not None
 
     def get(self, key: str | None, build: Callable[[], Cubin]) -> Cubin:
@@ -169,7 +170,7 @@ class KernelCache:
     def info(self) -> dict[str, Any]:
         """Where the kernels lie, how many there are, and their size in bytes."""
         store = self._open()
-        sizes = [p.stat().st_size for p in self._files()] if store is not None else []
+        sizes = store.sizes().values() if store is not None else ()
         return {
             "directory": str(self.folder) if self.folder else None,
             "usable": store is not None,
@@ -182,25 +183,16 @@ class KernelCache:
         """Remove every kernel from memory and from the directory; how many the directory had."""
         self._memory.clear()
         store = self._open()
-        if store is None:
-            return 0
-        count = len(store)
-        store.clear()
-        return count - len(store)
+        return store.clear() if store is not None else 0
 
-    def _files(self) -> list[Path]:
-        assert self.folder is not None
-        return [p for p in (self.folder / "entries").rglob("*") if p.is_file()]
-
-    def _open(self) -> Any:
+    def _open(self) -> Store | None:
         """The store on disk, opened once; None where there is none to be had."""
         with self._lock:
             if self._store is None and self._is_usable:
+                assert self.folder is not None
                 try:
-                    from cuda.core.utils import FileStreamProgramCache
-
-                    self._store = FileStreamProgramCache(self.folder, max_size_bytes=LIMIT)
-                except (OSError, ImportError) as error:  # none to be had, or no cuda.core
+                    self._store = Store(self.folder, LIMIT)
+                except OSError as error:
                     self._give_up(error)
             return self._store
 
@@ -223,7 +215,7 @@ class KernelCache:
         if self._store is None:
             return
         try:
-            self._store[key] = pack(key, cubin)
+            self._store.put(key, pack(key, cubin))
         except OSError as error:
             # What is there can still be read: a directory that came with an image, for example.
             _warn_once(f"{self.folder}: {error}; newly compiled kernels are kept in memory only")

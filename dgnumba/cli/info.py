@@ -100,8 +100,6 @@ def _cache() -> dict[str, str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # what it would say is said here
         facts = cache.info()
-    if _version("cuda-core") is None:
-        return {"none": f"kernels are kept in memory only: cuda-core is not installed; {gpu.CURE}"}
     if not facts["usable"]:
         return {"directory": f"{facts['directory'] or 'none'}: not usable, kernels are kept in memory only; set DGNUMBA_CACHE_DIR"}
     return {"directory": str(facts["directory"]), "kernels": f"{facts['kernels']}, {size(facts['bytes'])}"}

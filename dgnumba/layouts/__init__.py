@@ -4,7 +4,9 @@
 of them under DeepGEMM's names in `required`, and the 128x4 tiles of later GPUs in `scale_tiles`.
 """
 
-from . import int4 as int4
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .required import get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor as get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor
 from .required import transform_k_grouped_sf_into_required_layout as transform_k_grouped_sf_into_required_layout
 from .required import transform_sf_into_required_layout as transform_sf_into_required_layout
@@ -14,3 +16,13 @@ from .scales import get_mn_major_tma_aligned_tensor as get_mn_major_tma_aligned_
 from .scales import get_tma_aligned_size as get_tma_aligned_size
 from .scales import pack_ue8m0_to_int as pack_ue8m0_to_int
 from .scales import unpack_ue8m0_from_int as unpack_ue8m0_from_int
+
+if TYPE_CHECKING:
+    from . import int4 as int4
+
+
+def __getattr__(name: str) -> Any:
+    if name != "int4":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # when it is first asked for: no FP8 product needs it
+    return import_module(".int4", __name__)

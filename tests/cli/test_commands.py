@@ -70,7 +70,6 @@ def test_info_says_that_the_cache_cannot_be_used(run, monkeypatch, tmp_path):
 
 
 def test_the_cache_is_told_of_and_cleared(run, monkeypatch, tmp_path):
-    pytest.importorskip("cuda.core", reason="the store on disk is cuda.core's")
     from dgnumba import cache
     from dgnumba.assemble import Cubin
 

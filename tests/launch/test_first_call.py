@@ -1,4 +1,4 @@
-"""What the first call of a process loads: with an empty cache the compiler, with a filled one nothing of Numba."""
+"""What the first call of a process loads: with an empty cache the compiler, with a filled one nothing of Numba, and no `cuda.core`."""
 
 import json
 import os
@@ -30,11 +30,11 @@ def of_packages(modules, *packages):
 
 
 @pytest.mark.parametrize("extents", [(3, 256, 384), (200, 256, 384)], ids=["decode", "dense"])
-def test_with_a_filled_cache_nothing_of_numba_is_imported(tmp_path, extents):
+def test_with_a_filled_cache_no_compiler_is_imported(tmp_path, extents):
     """The kernel is found under the key that the process which compiled it wrote, launched alike, and no compiler is loaded for that."""
     empty, filled = first_call(tmp_path, *extents), first_call(tmp_path, *extents)
     assert of_packages(empty["modules"], "numba.cuda", "llvmlite", "dgnumba.ptx")
-    assert of_packages(filled["modules"], "numba", "llvmlite", "dgnumba.ptx", "dgnumba.emu") == []
+    assert of_packages(filled["modules"], "numba", "llvmlite", "cuda.core", "dgnumba.ptx", "dgnumba.emu", "dgnumba.quant") == []
     for facts in (empty, filled):
         assert (facts["launches"], facts["m"], facts["code"]) == (1, extents[0], b"\x7fELF".hex())
     assert filled["block"] == empty["block"]

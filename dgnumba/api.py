@@ -35,7 +35,7 @@ def fp8_gemm_nt(
     on: On | None = None,
     stream: Any = None,
     check: bool | None = None,
-    plan: GemmPlan | None = None,
+    plan: GemmPlan | str | None = None,
     policy: str = "eager",
 ) -> Any:
     """D = C + A @ B.T for FP8 operands with block scales; named and defined as DeepGEMM's.
@@ -50,7 +50,7 @@ def fp8_gemm_nt(
             default where the arrays are.
         stream: the stream to run on; by default the arrays' own (CuPy's current one).
         check: look at every scale for NaN, infinity and negative values: by default on the host only.
-        plan: a `GemmPlan` in the place of the chosen one.
+        plan: a `GemmPlan`, or the name of one as `explain` prints it ("64x64x128 s12 tma"), in the place of the chosen one.
         policy: of the emulator: "eager" or "late" (`emu.run`).
 
     Returns:
@@ -58,6 +58,7 @@ def fp8_gemm_nt(
 
     Raises:
         ProblemError, DTypeError: an argument is refused; nothing has been written. UnsupportedError: no GPU, or no kernel for it.
+        PlanError: `plan` cannot be used; says what rules it out.
 
     >>> import numpy as np, dgnumba
     >>> x, w = np.ones((2, 256), np.float32), np.ones((3, 256), np.float32)
@@ -98,9 +99,11 @@ def _where(on: On | None, operands: Operands) -> On:
     return on or ("host" if is_host else "cuda")
 
 
-def _choose(operands: Operands, plan: GemmPlan | None, device: Device) -> Choice:
+def _choose(operands: Operands, plan: GemmPlan | str | None, device: Device) -> Choice:
     # with an addend the product is made in float32 and rounded once, with it
     problem = replace(operands.problem, d_dtype=F32, with_c=False) if operands.c is not None else operands.problem
+    if isinstance(plan, str):
+        return planning.named(plan, problem, device)
     return planning.choose(problem, device) if plan is None else planning.validate(plan, problem, device)
 
 
@@ -169,7 +172,7 @@ def _write_addend(operands: Operands) -> None:
         operands.d[...] = 0 if operands.c is None else operands.c
 
 
-def _run_on_gpu(operands: Operands, plan: GemmPlan | None, check: bool | None, owners: tuple[Any, ...], c: Any, stream: Any) -> Any:
+def _run_on_gpu(operands: Operands, plan: GemmPlan | str | None, check: bool | None, owners: tuple[Any, ...], c: Any, stream: Any) -> Any:
     """Queue the product; `owners` are a, sfa, b, sfb, d as the caller gave them. Returns the array of d."""
     index = operands.device
     assert index is not None
@@ -194,7 +197,7 @@ def _run_on_gpu(operands: Operands, plan: GemmPlan | None, check: bool | None, o
     return operands.d
 
 
-def _emulate(operands: Operands, plan: GemmPlan | None, policy: str) -> None:
+def _emulate(operands: Operands, plan: GemmPlan | str | None, policy: str) -> None:
     from . import emu
 
     # planned for few multiprocessors: that gives the largest tiles, hence the fewest threads to step
@@ -231,7 +234,7 @@ class Explanation:
             "lay out    " + ("\n           ".join(self.copies) or "nothing to copy"),
             f"problem    {p.flops / 1e9:.2f} GFLOP, {p.bytes / 1e6:.2f} MB at least",
             f"plan       {plan.kernel}: tile {plan.block_m}x{plan.block_n}x{plan.block_k}, {plan.num_stages} stages, "
-            + _shared(plan) + f"{plan.epilogue} epilogue",
+            + _shared(plan) + f"{plan.epilogue} epilogue; plan={plan.name!r}",
             f"why        {tiles} tiles on {slots} of {self.device.num_sms} multiprocessors ({self.device.name}): {-(-tiles // slots)} waves; "
             f"{est.total:.1f} us expected, bound by {est.bound} (tensor {est.tensor:.1f}, loads {est.load:.1f}, L2 {est.l2:.1f}, "
             f"memory {est.memory:.1f}, epilogues {est.epilogue:.1f}, launch {est.launch:.1f})",
@@ -248,7 +251,7 @@ def _shared(plan: GemmPlan) -> str:
     return f"clusters of {plan.cluster} sharing {plan.multicast}, " if plan.multicast else f"K split over clusters of {plan.cluster}, "
 
 
-def explain(a: Any, b: Any, d: Any = None, c: Any = None, *, check: bool | None = None, plan: GemmPlan | None = None) -> Explanation:
+def explain(a: Any, b: Any, d: Any = None, c: Any = None, *, check: bool | None = None, plan: GemmPlan | str | None = None) -> Explanation:
     """What `fp8_gemm_nt` would do with these arguments, and why; `print` it. Compiles the kernel and lays the operands out, but multiplies nothing.
 
     Raises as `fp8_gemm_nt` does.

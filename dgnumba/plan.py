@@ -13,6 +13,7 @@ from .cost import Estimate, estimate, estimates
 from .device import Device
 from .errors import PlanError, UnsupportedError
 from .kernels import KERNELS, GemmPlan, KernelSpec
+from .kernels.spec import choices_named
 from .problem import GemmProblem
 
 
@@ -66,6 +67,19 @@ def choose(problem: GemmProblem, device: Device) -> Choice:
     return Choice(plan, kernel, best, len(priced), tuple((p, e) for e, p, _ in priced[1:4]))
 
 
+def named(name: str, problem: GemmProblem, device: Device) -> Choice:
+    """The plan of this name (`GemmPlan.name`), of the first kernel that can run it. Raises `PlanError` saying why none can."""
+    choices = choices_named(name)
+    dtypes = {f"{operand}_dtype": getattr(problem, f"{operand}_dtype").name for operand in "abd"}
+    reasons: dict[str, str] = {}
+    for kernel in KERNELS:
+        try:
+            return validate(GemmPlan(kernel.NAME, **choices, **dtypes), problem, device)
+        except PlanError as error:
+            reasons |= error.reasons
+    raise PlanError(f"plan: {name} cannot be used for {problem} on {device.name}", reasons)
+
+
 def validate(plan: GemmPlan, problem: GemmProblem, device: Device) -> Choice:
     """A plan that the caller chose, checked. Raises `PlanError` saying what rules it out."""
     kernel = kernel_named(plan.kernel)
@@ -96,4 +110,4 @@ def _misfit(plan: GemmPlan, problem: GemmProblem, kernel: KernelSpec, device: De
     return None if plan.band >= 1 else f"needs a band of 1 or more, got {plan.band}"
 
 
-__all__ = ["Choice", "Estimate", "choose", "estimate", "kernel_named", "validate"]
+__all__ = ["Choice", "Estimate", "choose", "estimate", "kernel_named", "named", "validate"]

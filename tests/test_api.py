@@ -532,6 +532,15 @@ def test_explain_of_a_callers_plan():
         api.explain(*ones(70, 70, 512), plan=plan(64, 30))
 
 
+def test_a_plan_by_its_name():
+    text = str(api.explain(*ones(70, 70, 512), plan="64x32x128 s3 c2B tma"))
+    assert "tile 64x32x128, 3 stages, clusters of 2 sharing B, tma epilogue; plan='64x32x128 s3 c2B tma'" in text
+    a, b = ones(16, 16, 128)
+    assert (api.fp8_gemm_nt(a, b, on="emulator", plan="16x16x128 s3 tma").astype(np.float32) == 128).all()
+    with pytest.raises(PlanError, match="needs N of a multiple of 8 for the warp epilogue"):
+        api.fp8_gemm_nt(*ones(64, 70, 128), on="emulator", plan="64x64x128 s3 warp")
+
+
 @pytest.mark.parametrize("m, n, k", [(0, 5, 128), (5, 0, 128), (5, 5, 0)])
 def test_explain_of_nothing(m, n, k):
     with pytest.raises(ProblemError, match=f"nothing to explain: m {m}, n {n}, k {k}"):

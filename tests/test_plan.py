@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 import pytest
-from cases import H200, KERNEL_OF, dense_problems, plan, swapped
+from cases import DENSE, H200, KERNEL_OF, SWAPPED, dense_problems, plan, swapped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +12,7 @@ from dgnumba.device import KNOWN, Device
 from dgnumba.dtypes import DTYPES
 from dgnumba.errors import PlanError, UnsupportedError
 from dgnumba.kernels import KERNELS, GemmPlan
-from dgnumba.plan import choose, estimate, kernel_named, validate
+from dgnumba.plan import choose, estimate, kernel_named, named, validate
 from dgnumba.problem import GemmProblem
 
 extent = st.one_of(st.integers(1, 300), st.integers(1, 2**20), st.sampled_from([1, 16, 64, 128, 4096, 65536 * 128]))
@@ -231,3 +231,31 @@ def test_F21_a_huge_m_is_planned():
     assert choice.kernel.count_tiles(choice.plan, problem) * choice.plan.block_m * choice.plan.block_n >= problem.m * problem.n
     assert choice.kernel.grid(choice.plan, problem, H200) <= H200.num_sms
     assert DTYPES["bfloat16"] is problem.d_dtype
+
+
+# A plan by its name
+
+
+def test_every_candidate_is_found_by_its_name():
+    for d_dtype in ("bfloat16", "float32"):
+        for problem in (GemmProblem(16, 4096, 4096, d_dtype=d_dtype), GemmProblem(4096, 4096, 4096, d_dtype=d_dtype)):
+            for kernel in KERNELS:
+                for candidate in kernel.candidates(problem, H200) if kernel.supports(problem, H200) is None else ():
+                    assert named(candidate.name, problem, H200).plan == candidate
+
+
+@pytest.mark.parametrize(
+    "name", ["", "fast", "64x64 s4 tma", "64x64x128 4 tma", "64x64x128 s4", "64x64x128 s4 c2 tma", "64x64x128 s4 tma spin"]
+)
+def test_what_is_no_name_of_a_plan_is_refused(name):
+    with pytest.raises(PlanError, match=r"plan: expected BLOCK_MxBLOCK_NxBLOCK_K s<stages>.*overlap, rotate, as .*, got " + repr(name)):
+        named(name, GemmProblem(64, 64, 128), H200)
+
+
+def test_a_named_plan_that_is_impossible_says_why_by_kernel():
+    with pytest.raises(PlanError, match="plan: 256x192x128 s4 tma cannot be used for .* on NVIDIA H200") as caught:
+        named("256x192x128 s4 tma", GemmProblem(4096, 4096, 4096), H200)
+    assert "two waves of accumulators" in caught.value.reasons[DENSE.NAME]
+    assert "M up to 64, got 4096" in caught.value.reasons[SWAPPED.NAME]
+    with pytest.raises(PlanError, match="bytes of shared memory"):
+        named("128x128x128 s9 tma", GemmProblem(4096, 4096, 4096), H200)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 from ..device import Device
+from ..errors import PlanError
 from ..layouts.smem import SmemMap
 from ..problem import GemmProblem
 
@@ -45,6 +47,32 @@ class GemmPlan:
         shared = f" c{self.cluster}{self.multicast or 'K'}" if self.cluster > 1 else ""
         loop = " rotate" * self.rotate + " overlap" * self.overlap
         return f"{self.block_m}x{self.block_n}x{self.block_k} s{self.num_stages}{shared} {self.epilogue}{loop}"
+
+
+_NAME = re.compile(r"(\d+)x(\d+)x(\d+) s(\d+)(?: c(\d+)([ABK]))? (\w+)((?: \w+)*)")
+_SWITCHES = {field.name for field in fields(GemmPlan) if field.default is False}
+
+
+def choices_named(name: str) -> dict[str, Any]:
+    """The fields of a plan that its name says. Raises `PlanError` for what is no such name.
+
+    >>> choices_named("256x128x128 s4 c2A warp rotate")["multicast"]
+    'A'
+    """
+    found = _NAME.fullmatch(" ".join(name.split()))
+    switches = found[8].split() if found else []
+    if found is None or not _SWITCHES.issuperset(switches):
+        words = f", then any of {', '.join(sorted(_SWITCHES))}" if _SWITCHES else ""
+        raise PlanError(
+            "plan: expected BLOCK_MxBLOCK_NxBLOCK_K s<stages>, c<CTAs of a cluster> and A, B (the operand they share) or K (which they split), "
+            f"the epilogue{words}, as '256x128x128 s4 c2A warp rotate' or '64x64x128 s12 tma', got {name!r}"
+        )
+    block_m, block_n, block_k, num_stages = map(int, found.group(1, 2, 3, 4))
+    cluster, multicast = (int(found[5]), found[6].replace("K", "") or None) if found[5] else (1, None)
+    return {
+        "block_m": block_m, "block_n": block_n, "block_k": block_k, "num_stages": num_stages, "cluster": cluster, "multicast": multicast,
+        "epilogue": found[7], **dict.fromkeys(switches, True),
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A process's first `fp8_gemm_nt` on a GPU that is not there: prints the modules that it imported, and what the driver was asked.
 
-python tests/launch/first_call.py M N K      (DGNUMBA_CACHE_DIR names the cache)
+python tests/launch/first_call.py M N K [row-major]      (A's scales MN-major, or row-major; DGNUMBA_CACHE_DIR names the cache)
 """
 
 import json
@@ -35,8 +35,8 @@ def install():
     return driver
 
 
-def operands(m, n, k):
-    """a, b and d, at multiples of 16 bytes, with the scales as the kernel reads them."""
+def operands(m, n, k, is_row_major):
+    """a, b and d, at multiples of 16 bytes, with B's scales as the kernel reads them."""
 
     def array(shape, dtype):
         memory = np.zeros(int(np.prod(shape)) * np.dtype(dtype).itemsize + 16, np.uint8)
@@ -44,7 +44,7 @@ def operands(m, n, k):
         return memory[begin : begin + memory.size - 16].view(dtype).reshape(shape)
 
     m4, k_blocks = -(-m // 4) * 4, -(-k // 128)
-    sfa = array((k_blocks, m4), np.float32)[:, :m].T
+    sfa = array((m, k_blocks), np.float32) if is_row_major else array((k_blocks, m4), np.float32)[:, :m].T
     sfb = array((-(-n // 128), -(-k_blocks // 4) * 4), np.float32)[:, :k_blocks]
     held = array((m, k), np.uint8), sfa, array((n, k), np.uint8), sfb, array((m, n), np.float32)
     a, sfa, b, sfb, d = map(fake_cupy.ndarray.of, held)
@@ -52,24 +52,19 @@ def operands(m, n, k):
 
 
 def main():
-    m, n, k = map(int, sys.argv[1:])
+    m, n, k = map(int, sys.argv[1:4])
     driver = install()
-    a, b, d = operands(m, n, k)
-    maps, values = (4, 5) if m <= 64 else (5, 5)
-    driver.sizes = [128] * maps + [8, 8, 4, 4, 4][:values]
+    a, b, d = operands(m, n, k, sys.argv[4:] == ["row-major"])
     began = time.process_time()
     import dgnumba
 
     dgnumba.fp8_gemm_nt(a, b, d)
     took = time.process_time() - began
-    launch = driver.launches[0]
     facts = {
         "modules": sorted(set(sys.modules) - BEFORE),
         "cpu_s": took,
-        "launches": len(driver.launches),
-        "block": launch.block[0],
-        "code": driver.loaded[0][:4].hex(),
-        "m": int.from_bytes(launch.values[-3], "little"),
+        "launches": [(launch.grid, launch.block, launch.smem) for launch in driver.launches],
+        "code": [code[:4].hex() for code in driver.loaded],
     }
     print(json.dumps(facts))
 

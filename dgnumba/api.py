@@ -80,10 +80,7 @@ def fp8_gemm_nt(
     if operands.problem.k == 0:
         _write_addend(operands)
     elif where == "host":
-        from .quant.host import fp8_gemm_nt_host
-
-        operands, _ = _with_float_scales(operands)
-        fp8_gemm_nt_host(operands.a, operands.sfa, operands.b, operands.sfb, operands.d, operands.c)
+        _run_on_host(operands)
     else:
         _emulate(operands, plan, policy)
     return result
@@ -170,6 +167,13 @@ def _write_addend(operands: Operands) -> None:
     """K is 0: D = C, or 0."""
     with device_of(operands.d):
         operands.d[...] = 0 if operands.c is None else operands.c
+
+
+def _run_on_host(operands: Operands) -> None:
+    from .quant.host import fp8_gemm_nt_host
+
+    operands, _ = _with_float_scales(operands)
+    fp8_gemm_nt_host(operands.a, operands.sfa, operands.b, operands.sfb, operands.d, operands.c)
 
 
 def _run_on_gpu(operands: Operands, plan: GemmPlan | str | None, check: bool | None, owners: tuple[Any, ...], c: Any, stream: Any) -> Any:

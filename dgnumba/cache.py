@@ -169,7 +169,7 @@ class KernelCache:
 
     def info(self) -> dict[str, Any]:
         """Where the kernels lie, how many there are, and their size in bytes."""
-        store = self._open()
+        store = self.store()
         sizes = store.sizes().values() if store is not None else ()
         return {
             "directory": str(self.folder) if self.folder else None,
@@ -182,10 +182,10 @@ class KernelCache:
     def clear(self) -> int:
         """Remove every kernel from memory and from the directory; how many the directory had."""
         self._memory.clear()
-        store = self._open()
+        store = self.store()
         return store.clear() if store is not None else 0
 
-    def _open(self) -> Store | None:
+    def store(self) -> Store | None:
         """The store on disk, opened once; None where there is none to be had."""
         with self._lock:
             if self._store is None and self._is_usable:
@@ -201,7 +201,7 @@ class KernelCache:
         _warn_once(f"{self.folder}: {error}; compiled kernels are kept in memory only")
 
     def _read(self, key: str) -> Cubin | None:
-        store = self._open()
+        store = self.store()
         if store is None:
             return None
         try:

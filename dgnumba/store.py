@@ -15,13 +15,18 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ABANDONED = 3600
 """Seconds after which an unfinished file belongs to no running process."""
 
 _KEY = re.compile(r"[0-9a-f]{64}")
+
+
+def is_key(key: str) -> bool:
+    """Whether this is what a key looks like."""
+    return _KEY.fullmatch(key) is not None
 
 
 class Store:
@@ -49,7 +54,7 @@ class Store:
 
     def put(self, key: str, data: bytes) -> None:
         """Keep `data`, in the place of what there was. Raises `OSError` where the folder cannot be written."""
-        if _KEY.fullmatch(key) is None:
+        if not is_key(key):
             raise ValueError(f"key: expected 64 hexadecimal digits, got {key!r}")
         self._tmp.mkdir(exist_ok=True)
         handle, name = tempfile.mkstemp(dir=self._tmp)
@@ -73,6 +78,17 @@ class Store:
                 raise
             os.unlink(name)
 
+    def entries(self) -> Iterator[tuple[str, bytes]]:
+        """Keys and their bytes, in order; this is no use of them."""
+        for key in sorted(self.sizes()):
+            with contextlib.suppress(FileNotFoundError):  # another process may trim
+                yield key, (self._entries / key).read_bytes()
+
+    def remove(self, keys: Iterable[str]) -> None:
+        """Remove these."""
+        for key in keys:
+            _removed(str(self._entries / key))
+
     def sizes(self) -> dict[str, int]:
         """Key -> bytes; and remove what processes left that died while they wrote."""
         self._remove_abandoned()
@@ -85,7 +101,7 @@ class Store:
 
     def _scan(self) -> Iterator[os.DirEntry[str]]:
         with os.scandir(self._entries) as found:
-            yield from (entry for entry in found if _KEY.fullmatch(entry.name))
+            yield from (entry for entry in found if is_key(entry.name))
 
     def _trim(self, latest: str) -> None:
         """Remove what was used longest ago, beyond the limit; never `latest`."""

@@ -18,7 +18,7 @@ LAYERS = [
     {"ptx", "quant"},
     {"checkpoint", "kernels"},
     {"cost", "plan"},
-    {"arguments", "assemble", "cache", "fingerprint", "launching", "streams"},
+    {"archive", "arguments", "assemble", "cache", "fingerprint", "launching", "streams"},
     {"casts", "onepass", "prepared", "scale_moves"},
     {"api"},
     {"__init__", "__main__", "cli", "report", "testing"},

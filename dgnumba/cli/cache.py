@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ..errors import ProblemError
 from .show import console, size
 
 
@@ -15,16 +17,33 @@ class Action(StrEnum):
 
     info = "info"
     clear = "clear"
+    export = "export"
+    import_ = "import"
 
 
-def cache(action: Annotated[Action, typer.Argument(help="info: where they are and how many; clear: remove them")] = Action.info) -> None:
-    """Say where compiled kernels are kept, or remove them."""
+def cache(
+    action: Annotated[
+        Action, typer.Argument(help="info: where they are and how many; clear: remove them; export, import: to and from one file")
+    ] = Action.info,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="of export and import: a .tar.gz")] = None,
+) -> None:
+    """Say where compiled kernels are kept, remove them, or ship them."""
+    from .. import archive
     from .. import cache as kernels
 
+    if (file is not None) != (action in (Action.export, Action.import_)):
+        raise ProblemError(f"file: expected one with export and import, and none with info and clear, got {action} {file or 'without'}")
     facts = kernels.info()
     if not facts["usable"]:
         console().print(f"{facts['directory'] or 'no directory'}: not usable, kernels are kept in memory only")
+        if file is not None:
+            raise typer.Exit(1)
     elif action is Action.clear:
         console().print(f"{facts['directory']}: {kernels.clear()} kernels removed")
+    elif action is Action.export and file is not None:
+        console().print(f"{file}: {archive.export(file)} kernels of {facts['directory']}, {size(file.stat().st_size)}")
+    elif file is not None:
+        new, known = archive.load(file)
+        console().print(f"{facts['directory']}: {new} kernels of {file} are new, {known} were there")
     else:
         console().print(f"{facts['directory']}: {facts['kernels']} kernels, {size(facts['bytes'])}")

@@ -82,6 +82,25 @@ def test_the_cache_is_told_of_and_cleared(run, monkeypatch, tmp_path):
     assert run("cache", "info") == (0, f"{tmp_path}: 0 kernels, 0 B\n", "")
 
 
+def test_the_cache_is_exported_and_imported(run, monkeypatch, tmp_path):
+    from dgnumba import cache
+    from dgnumba.assemble import Cubin
+
+    file = tmp_path / "kernels.tar.gz"
+    monkeypatch.setenv("DGNUMBA_CACHE_DIR", str(tmp_path / "one"))
+    cache.shared().get("0" * 64, lambda: Cubin(b"code", "kernel"))
+    code, out, _ = run("cache", "export", str(file))
+    assert (code, out.startswith(f"{file}: 1 kernels of {tmp_path / 'one'}, ")) == (0, True)
+    monkeypatch.setenv("DGNUMBA_CACHE_DIR", str(tmp_path / "two"))
+    assert run("cache", "import", str(file)) == (0, f"{tmp_path / 'two'}: 1 kernels of {file} are new, 0 were there\n", "")
+    file.write_bytes(file.read_bytes()[:-5])
+    code, out, err = run("cache", "import", str(file))
+    assert (code, out, err.startswith(f"dgnumba: file: {file} is no whole file")) == (2, "", True)
+    for words in (("export",), ("import",), ("clear", str(file))):
+        code, _, err = run("cache", *words)
+        assert (code, "file: expected one with export and import, and none with info and clear" in err) == (2, True)
+
+
 def test_bench_without_a_gpu_is_refused(run, no_gpu):
     code, _, err = run("bench")
     assert (code, err) == (2, "dgnumba: bench: expected a GPU, got none: none is here\n")

@@ -1,4 +1,4 @@
-"""Casts to FP8 and moves of scales on one GPU, each beside a device-to-device copy and torch's version: one command, one table, one JSON.
+"""Casts and moves of scales on one GPU, each beside a device-to-device copy and torch's version: one command, one table, one JSON.
 
     python bench/bench_casts.py --out bench/results/h200.json
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import functools
 import json
 import multiprocessing
 import statistics
@@ -30,9 +31,10 @@ from measure import kernel_times
 
 import dgnumba
 from dgnumba import casts, launching, scale_moves
-from dgnumba.kernels import smxx_cast_rules, smxx_layout_rules
+from dgnumba.kernels import smxx_cast_rules, smxx_layout_rules, smxx_quantize_rules
 from dgnumba.kernels.smxx_cast_rules import CastPlan
 from dgnumba.kernels.smxx_layout_rules import LayoutPlan
+from dgnumba.kernels.smxx_quantize_rules import AmaxPlan, QuantizePlan
 
 SHAPES = [(16384, 16384), (4096, 7168)]
 FLUSH_BYTES = 1 << 30
@@ -44,8 +46,8 @@ class Case:
     """One thing that is measured.
 
     call    what runs it on a torch tensor x
-    nbytes  read plus written, of m, n
-    plan    its kernel, to be compiled beforehand
+    nbytes  read plus written, of m, n; of a cast in two passes what is read twice counts twice
+    plan    its kernel, to be compiled beforehand, or several
     torch   the same in torch, or None
     """
 
@@ -81,6 +83,11 @@ def torch_channel(x: Any) -> Any:
     return torch_cast(x, 128, 1)
 
 
+def torch_tensor(x: Any) -> Any:
+    """All of it."""
+    return torch_cast(x, *x.shape)
+
+
 def torch_turn(x: Any) -> Any:
     """Transposed, made anew."""
     return x.T.contiguous()
@@ -94,6 +101,74 @@ def torch_pack(x: Any) -> Any:
 def cast_bytes(itemsize: int, block: int, scale_bytes: float = 4) -> Callable[[int, int], float]:
     """x, codes, and a scale a block."""
     return lambda m, n: m * n * (itemsize + 1 + scale_bytes / block)
+
+
+def torch_int8(x: Any) -> Any:
+    """One scale a row."""
+    scale = x.float().abs().amax(dim=1, keepdim=True) / 127.0
+    return (x.float() * (1.0 / scale)).round().to(torch.int8), scale
+
+
+def torch_int4(x: Any) -> Any:
+    """1 x 128, two a byte."""
+    m, n = x.shape
+    groups = x.view(m, n // 128, 128).float()
+    scale = groups.abs().amax(dim=2, keepdim=True) / 7.0
+    codes = (groups * (1.0 / scale)).round().to(torch.int32).view(m, n) & 15
+    return (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8), scale
+
+
+def torch_mxfp8(x: Any) -> Any:
+    """1 x 32, powers of two."""
+    m, n = x.shape
+    groups = x.view(m, n // 32, 32).float()
+    scale = torch.exp2(torch.ceil(torch.log2(groups.abs().amax(dim=2, keepdim=True) / 448.0)))
+    return (groups * (1.0 / scale)).to(torch.float8_e4m3fn).view(m, n), scale
+
+
+def few_bits() -> list[Case]:
+    """The casts of `smxx_quantize`."""
+    quantize, fp4, packed = casts.quantize, casts.per_token_cast_to_fp4, {"packed": True, "pieces": 2}
+    out = []
+    for dtype in ("bfloat16", "float32"):
+        size = ITEMSIZE[dtype]
+        is_first = dtype == "bfloat16"
+
+        def bytes_of(code: float, scale: float, passes: int = 1, size: int = size) -> Callable[[int, int], float]:
+            return lambda m, n: m * n * (passes * size + code + scale)
+
+        plan = functools.partial(QuantizePlan, x_dtype=dtype)
+        e2m1 = functools.partial(plan, "float4_e2m1fn", **packed)
+        out += [
+            Case("per_token_cast_to_fp4", "", dtype, fp4, bytes_of(0.5, 4 / 128), e2m1(rule="deepgemm")),
+            Case("quantize", "mxfp4 packed", dtype, lambda x: quantize(x, "mxfp4", packing="low_first"), bytes_of(0.5, 1 / 32),
+                 e2m1(group=32, rule="rceil")),
+            Case("quantize", "nvfp4 packed, two passes", dtype, lambda x: quantize(x, "nvfp4", packing="low_first"), bytes_of(0.5, 1 / 16, 2),
+                 (AmaxPlan(dtype, True), e2m1(group=16, rule="nvfp4"))),
+            Case("quantize", "int4_g128 packed", dtype, lambda x: quantize(x, "int4_g128", packing="low_first"), bytes_of(0.5, 4 / 128),
+                 plan("int4", rule="amax/7", **packed), torch_int4 if is_first else None),
+            Case("quantize", "mxfp8", dtype, lambda x: quantize(x, "mxfp8"), bytes_of(1, 1 / 32), plan("float8_e4m3fn", group=32, rule="rceil"),
+                 torch_mxfp8 if is_first else None),
+            Case("quantize", "int8_row", dtype, lambda x: quantize(x, "int8_row"), bytes_of(1, 0),
+                 tuple(plan("int8", blocks="row", group=512, pieces=pieces) for pieces in (1, 2)), torch_int8 if is_first else None),
+        ]  # fmt: skip
+    whole = (AmaxPlan("bfloat16", False), QuantizePlan("float8_e4m3fn", "bfloat16", "tensor"))
+    out.append(
+        Case(
+            "quantize",
+            "fp8_tensor, two passes",
+            "bfloat16",
+            lambda x: quantize(x, "fp8_tensor"),
+            cast_bytes(4, 128, 0),
+            whole,
+            torch_tensor,
+        )
+    )
+    some = torch.ones((), device="cuda")
+    given = QuantizePlan("float4_e2m1fn", "bfloat16", group=16, rule="nvfp4", is_given=True, **packed)
+    nvfp4 = lambda x: quantize(x, "nvfp4", packing="low_first", global_scale=cupy.asarray(some))  # noqa: E731
+    out.append(Case("quantize", "nvfp4 packed, scale given", "bfloat16", nvfp4, lambda m, n: m * n * 2.5625, given))
+    return out
 
 
 def cases() -> list[Case]:
@@ -137,7 +212,7 @@ def cases() -> list[Case]:
              LayoutPlan("pack"), torch_pack),
         Case("unpacked", "", "int32", lambda x: scale_moves.unpacked(x), lambda m, n: 5.0 * m * n, LayoutPlan("unpack")),
     ]  # fmt: skip
-    return out
+    return out + few_bits()
 
 
 def data(case: Case, m: int, n: int) -> Any:
@@ -152,17 +227,20 @@ def data(case: Case, m: int, n: int) -> Any:
 
 def compile_plan(plan: Any) -> str:
     """Put a plan's kernel into the cache; runs in a process of its own."""
-    made = (smxx_layout_rules if isinstance(plan, LayoutPlan) else smxx_cast_rules).build(plan)
-    launching.compiled(plan, lambda: (made.kernel, made.argtypes), arch="sm_90a", threads=made.threads)
+    rules = {CastPlan: smxx_cast_rules, LayoutPlan: smxx_layout_rules}.get(type(plan), smxx_quantize_rules)
+    made = rules.build(plan)
+    bounds = {"threads": rules.threads(plan), "min_ctas": rules.min_ctas(plan)}
+    launching.compiled(plan, lambda: (made.kernel, rules.ARGTYPES), arch="sm_90a", **bounds)
     return str(plan)
 
 
 def warm(todo: list[Case]) -> None:
     """Compile all kernels in parallel; what fails here is compiled, or reported, by its case."""
     began = time.perf_counter()
+    plans = [plan for case in todo for plan in (case.plan if isinstance(case.plan, tuple) else (case.plan,))]
     try:
         with concurrent.futures.ProcessPoolExecutor(8, mp_context=multiprocessing.get_context("spawn")) as pool:
-            count = len(list(pool.map(compile_plan, dict.fromkeys(case.plan for case in todo))))
+            count = len(list(pool.map(compile_plan, dict.fromkeys(plans))))
         print(f"compiled {count} kernels in {time.perf_counter() - began:.1f} s", flush=True)
     except Exception as error:
         print(f"not compiled beforehand: {error!r}", flush=True)

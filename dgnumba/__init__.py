@@ -29,9 +29,9 @@ _HOME = {
     "per_block_cast_to_fp8": "casts",
     "per_channel_cast_to_fp8": "casts",
     "per_custom_dims_cast_to_fp8": "quant",
-    "per_token_cast_to_fp4": "quant",
+    "per_token_cast_to_fp4": "casts",
     "per_token_cast_to_fp8": "casts",
-    "quantize": "quant",
+    "quantize": "casts",
     "tensor_map": "launching",
     "transform_k_grouped_sf_into_required_layout": "layouts",
     "transform_sf_into_required_layout": "layouts",
@@ -58,7 +58,9 @@ if TYPE_CHECKING:
     from .api import fp8_gemm_nt as fp8_gemm_nt
     from .casts import per_block_cast_to_fp8 as per_block_cast_to_fp8
     from .casts import per_channel_cast_to_fp8 as per_channel_cast_to_fp8
+    from .casts import per_token_cast_to_fp4 as per_token_cast_to_fp4
     from .casts import per_token_cast_to_fp8 as per_token_cast_to_fp8
+    from .casts import quantize as quantize
     from .device import Device as Device
     from .integers import u32 as u32
     from .integers import u64 as u64
@@ -76,8 +78,6 @@ if TYPE_CHECKING:
     from .quant import error_bound as error_bound
     from .quant import gemm_reference as gemm_reference
     from .quant import per_custom_dims_cast_to_fp8 as per_custom_dims_cast_to_fp8
-    from .quant import per_token_cast_to_fp4 as per_token_cast_to_fp4
-    from .quant import quantize as quantize
     from .scale_moves import get_mn_major_tma_aligned_packed_ue8m0_tensor as get_mn_major_tma_aligned_packed_ue8m0_tensor
     from .scale_moves import get_mn_major_tma_aligned_tensor as get_mn_major_tma_aligned_tensor
 

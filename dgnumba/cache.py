@@ -56,7 +56,7 @@ def directory() -> Path | None:
         return None
 
 
-def key_of(what: Any, argtypes: tuple[Any, ...], *, arch: str, threads: int | None = None) -> str | None:
+def key_of(what: Any, argtypes: tuple[Any, ...], *, arch: str, threads: int | None = None, min_ctas: int = 1) -> str | None:
     """The key of a compiled kernel; None for one that must stay in memory.
 
     Args:
@@ -65,12 +65,13 @@ def key_of(what: Any, argtypes: tuple[Any, ...], *, arch: str, threads: int | No
         argtypes: its argument types, as Numba types or as anything whose text says all of it.
         arch: the machine it is assembled for.
         threads: threads a CTA, where the kernel is compiled for a number of them.
+        min_ctas: CTAs that a multiprocessor is to have registers for.
     """
     made_of = fingerprint(what)
     where = environment()
     if made_of is None or where is None:
         return None
-    parts = [str(_SCHEMA), made_of, *map(repr, argtypes), arch, str(threads), *where]
+    parts = [str(_SCHEMA), made_of, *map(repr, argtypes), arch, f"{threads} {min_ctas}", *where]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

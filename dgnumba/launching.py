@@ -63,6 +63,7 @@ def compiled(
     *,
     arch: str = "sm_90a",
     threads: int | None = None,
+    min_ctas: int = 1,
     argtypes: tuple[Any, ...] = (),
 ) -> Cubin:
     """A kernel's machine code, from the cache, else compiled and put there. Needs no GPU.
@@ -72,10 +73,11 @@ def compiled(
         build: makes the kernel, gives it and its argument types; called only when it must compile.
         arch: the machine to assemble for.
         threads: threads a CTA.
+        min_ctas: CTAs that a multiprocessor is to have registers for.
         argtypes: the argument types, as far as `what` leaves them open.
     """
-    key = cache.key_of(what, argtypes, arch=arch, threads=threads)
-    return cache.shared().get(key, lambda: _compile(*build(), arch=arch, threads=threads))
+    key = cache.key_of(what, argtypes, arch=arch, threads=threads, min_ctas=min_ctas)
+    return cache.shared().get(key, lambda: _compile(*build(), arch=arch, threads=threads, min_ctas=min_ctas))
 
 
 def program(
@@ -84,22 +86,23 @@ def program(
     *,
     arch: str = "sm_90a",
     threads: int | None = None,
+    min_ctas: int = 1,
     argtypes: tuple[Any, ...] = (),
 ) -> Program:
     """The `Program` of a kernel, one for all threads; arguments as of `compiled`."""
-    key = (what, argtypes, arch, threads)
+    key = (what, argtypes, arch, threads, min_ctas)
     found = _programs.get(key)
     if found is not None:
         return found
     with _lock:
         if key not in _programs:
-            cubin = compiled(what, build, arch=arch, threads=threads, argtypes=argtypes)
+            cubin = compiled(what, build, arch=arch, threads=threads, min_ctas=min_ctas, argtypes=argtypes)
             _programs[key] = Program(cubin)
         return _programs[key]
 
 
-def _compile(kernel: Any, argtypes: tuple[Any, ...], arch: str, threads: int | None) -> Cubin:
-    ptx, _ = _numba.compile_ptx(kernel, argtypes, arch=arch, threads=threads)
+def _compile(kernel: Any, argtypes: tuple[Any, ...], arch: str, threads: int | None, min_ctas: int = 1) -> Cubin:
+    ptx, _ = _numba.compile_ptx(kernel, argtypes, arch=arch, threads=threads, min_ctas=min_ctas)
     debug = os.environ.get("DGNUMBA_DEBUG", "")
     if debug >= "2":
         print(ptx, file=sys.stderr)

@@ -25,6 +25,9 @@ class OnePass(Protocol):
     def threads(self, plan: Any) -> int:
         """Threads of a CTA."""
 
+    def min_ctas(self, plan: Any) -> int:
+        """CTAs that a multiprocessor is to have registers for."""
+
     def build(self, plan: Any) -> Any:
         """The kernel of a plan, as `BuiltCast`."""
 
@@ -91,6 +94,8 @@ def launch(
         emu.run(rules.build(plan).kernel, grid, threads, values, policy=policy, arrays=arrays)
         return
     assert device.index is not None
-    program = launching.program(plan, lambda: (rules.build(plan).kernel, kinds), arch=device.arch, threads=threads)
+    program = launching.program(
+        plan, lambda: (rules.build(plan).kernel, kinds), arch=device.arch, threads=threads, min_ctas=rules.min_ctas(plan)
+    )
     launcher = program.launcher(device.index, launching.LaunchShape((*grid, 1), (threads, 1, 1)))
     launcher([value & kind.mask for kind, value in zip(kinds, args)], (), stream)

@@ -46,12 +46,12 @@ def select_register(condition: Any, x: Any, y: Any) -> Any:
 
 
 def compile_ptx(
-    kernel: Callable[..., Any], argtypes: tuple[Any, ...], *, arch: str = "sm_90a", threads: int | None = None
+    kernel: Callable[..., Any], argtypes: tuple[Any, ...], *, arch: str = "sm_90a", threads: int | None = None, min_ctas: int = 1
 ) -> tuple[str, str]:
     """PTX text and entry name of `kernel`; see `dgnumba._numba.compile.compile_ptx`."""
     from . import compile as compiler
 
-    return compiler.compile_ptx(kernel, argtypes, arch=arch, threads=threads)
+    return compiler.compile_ptx(kernel, argtypes, arch=arch, threads=threads, min_ctas=min_ctas)
 
 
 def argtype(value: Any, index: int = 0) -> Any:

@@ -68,13 +68,16 @@ def _parameters(argtypes: tuple[Any, ...]) -> list[int]:
     return out
 
 
-def compile_ptx(kernel: Any, argtypes: tuple[Any, ...], *, arch: str = "sm_90a", threads: int | None = None) -> tuple[str, str]:
+def compile_ptx(
+    kernel: Any, argtypes: tuple[Any, ...], *, arch: str = "sm_90a", threads: int | None = None, min_ctas: int = 1
+) -> tuple[str, str]:
     """Compile a kernel.
 
     kernel    a Python function, or what `@cuda.jit` made of one
     argtypes  one Numba type (or what `argtype` takes) an argument
     arch      "sm_90a", "sm_80", ...
     threads   threads a CTA: becomes `.maxntid`, which `setmaxnreg` and ptxas' register choice need
+    min_ctas  with `threads`: CTAs that a multiprocessor is to have room for; becomes `.minnctapersm`, which bounds the registers
 
     Returns (PTX text, entry name). Raises `CompileError` with Numba's message, or with the line that installs what it lacks.
     """
@@ -82,7 +85,7 @@ def compile_ptx(kernel: Any, argtypes: tuple[Any, ...], *, arch: str = "sm_90a",
     signature = types.void(*(argtype(a, i) for i, a in enumerate(argtypes)))
     digits, suffix = re.fullmatch(r"sm_(\d+)([af]?)", arch).groups()  # type: ignore[union-attr]
     cc = (int(digits[:-1]), int(digits[-1]))
-    bounds = {} if threads is None else {"launch_bounds": (threads, 1)}
+    bounds = {} if threads is None else {"launch_bounds": (threads, min_ctas)}
     with _lock, _compute_capability(cc):
         try:
             ptx, _ = cuda.compile(

@@ -76,6 +76,11 @@ def threads(plan: CastPlan) -> int:
     return {"token": 32 * TOKEN_ROWS, "block": 512, "channel": LINES * BLOCK // WIDTH}[plan.blocks]
 
 
+def min_ctas(plan: CastPlan) -> int:
+    """CTAs that a multiprocessor is to have registers for."""
+    return 1
+
+
 @cache
 def build(plan: CastPlan) -> BuiltCast:
     """The kernel of a plan. Imports its file, and Numba with it."""

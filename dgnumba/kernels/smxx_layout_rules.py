@@ -41,6 +41,11 @@ def threads(plan: LayoutPlan) -> int:
     return THREADS
 
 
+def min_ctas(plan: LayoutPlan) -> int:
+    """CTAs that a multiprocessor is to have registers for."""
+    return 1
+
+
 @cache
 def build(plan: LayoutPlan) -> BuiltCast:
     """The kernel of a plan. Imports its file, and Numba with it."""

@@ -1,11 +1,13 @@
 """Conversions between number formats, packed two or four to a register."""
 
+from fractions import Fraction
+
 import ml_dtypes
 import numpy as np
 
 from ..arithmetic import fma32
 from ..dtypes import DTYPES
-from ._declare import Fragment, Registers, f32, op, u32
+from ._declare import Fragment, Imm, Registers, f32, op, u32
 
 
 @op("cvt.rn.bf16x2.f32 {out}, {high}, {low};", pure=True)
@@ -48,6 +50,52 @@ def fma(a: f32, b: f32, c: f32) -> f32:
     Emulates:  exactly
     """
     return f32(fma32(a, b, c))
+
+
+@op("fma.rp.f32 {out}, {a}, {b}, {c};", pure=True)
+def fma_up(a: f32, b: f32, c: f32) -> f32:
+    """fma.rp.f32 - a * b + c, rounded once, toward plus infinity.
+
+    PTX:       ISA 9.0, "fma"; sm_20+
+    Scope:     thread
+    Args:      a, b, c  float32
+    Returns:   float32
+    Emulates:  exactly
+    """
+    nearest = f32(fma32(a, b, c))
+    if not all(np.isfinite(x) for x in (a, b, c)):
+        return nearest
+    exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
+    is_below = nearest == -np.inf or (np.isfinite(nearest) and Fraction(float(nearest)) < exact)
+    return np.nextafter(nearest, f32(np.inf)) if is_below else nearest
+
+
+@op("abs.f32 {out}, {x};", pure=True)
+def magnitude(x: f32) -> f32:
+    """abs.f32 - |x|; as the source of a product or a sum it costs nothing.
+
+    PTX:       ISA 9.0, "abs"
+    Scope:     thread
+    Args:      x  float32
+    Returns:   float32
+    Emulates:  exactly
+    """
+    return np.abs(f32(x))
+
+
+@op("min.f32 {out}, {x}, {y};", pure=True)
+def smaller(x: f32, y: f32) -> f32:
+    """min.f32 - the smaller of two, -0 below 0; of a NaN and a number the number.
+
+    PTX:       ISA 9.0, "min"
+    Scope:     thread
+    Args:      x, y  float32
+    Returns:   float32
+    Emulates:  exactly
+    """
+    if x == y:
+        return f32(x) if np.signbit(x) else f32(y)
+    return np.fmin(f32(x), f32(y))
 
 
 @op("add.rn.f32 {out}, {x}, {y};", pure=True)
@@ -161,6 +209,62 @@ def f32x4_to_e4m3x4(x0: f32, x1: f32, x2: f32, x3: f32) -> u32:
     """
     codes = DTYPES["float8_e4m3fn"].encode(np.array([x0, x1, x2, x3], np.float32))
     return u32(codes.view(np.uint32)[0])
+
+
+@op("{{ .reg .b32 t; abs.bf16x2 t, {pair}; max.NaN.bf16x2 {out}, {largest}, t; }}", pure=True)
+def max_magnitude_bf16x2(largest: u32, pair: u32) -> u32:
+    """max.NaN.bf16x2 - of each half the larger of `largest` and |`pair`|, as bfloat16; NaN if either is.
+
+    PTX:       ISA 9.0, "max"; sm_80+
+    Scope:     thread
+    Args:      largest, pair  u32  two bfloat16 each
+    Returns:   u32
+    Emulates:  exactly; a NaN is the canonical one, 0x7fff
+    """
+    return _max_magnitude_x2(largest, pair, 0x7F80, 0x7FFF)
+
+
+@op("{{ .reg .b32 t; abs.f16x2 t, {pair}; max.NaN.f16x2 {out}, {largest}, t; }}", pure=True)
+def max_magnitude_f16x2(largest: u32, pair: u32) -> u32:
+    """max.NaN.f16x2 - of each half the larger of `largest` and |`pair`|, as float16; NaN if either is.
+
+    PTX:       ISA 9.0, "max"; sm_80+
+    Scope:     thread
+    Args:      largest, pair  u32  two float16 each
+    Returns:   u32
+    Emulates:  exactly; a NaN is the canonical one, 0x7fff
+    """
+    return _max_magnitude_x2(largest, pair, 0x7C00, 0x7FFF)
+
+
+def _max_magnitude_x2(largest: u32, pair: u32, infinity: int, nan: int) -> u32:
+    """Of two float16, or two bfloat16, in each: magnitudes are in the order of their bits, up to infinity."""
+    out = 0
+    for shift in (0, 16):
+        x, y = int(largest) >> shift & 0xFFFF, int(pair) >> shift & 0x7FFF
+        is_nan = x & 0x7FFF > infinity or y > infinity
+        out |= (nan if is_nan else y if x & 0x8000 else max(x, y)) << shift
+    return u32(out)
+
+
+@op("prmt.b32 {out}, {x}, {y}, {selector};", pure=True)
+def permute_bytes(x: u32, y: u32, selector: Imm) -> u32:
+    """prmt.b32 - four of the eight bytes of `x` (0 to 3) and `y` (4 to 7), or eight times the sign of one each.
+
+    PTX:       ISA 9.0, "prmt"; sm_20+
+    Scope:     thread
+    Args:      x, y      u32
+               selector  constant: a digit (of 16) for each byte of the result, the lowest first: which byte; plus 8: its sign in all bits
+    Returns:   u32
+    Emulates:  exactly
+    """
+    pool = int(x) | int(y) << 32
+    out = 0
+    for i in range(4):
+        digit = selector >> 4 * i & 15
+        byte = pool >> 8 * (digit & 7) & 0xFF
+        out |= (0xFF * (byte >> 7) if digit & 8 else byte) << 8 * i
+    return u32(out)
 
 
 @op("// forget", tied="registers")

@@ -6,8 +6,9 @@ import pytest
 from numba import cuda
 
 import dgnumba
-from dgnumba import casts, quant, scale_moves
+from dgnumba import casts, emu, quant, scale_moves
 from dgnumba.errors import ProblemError
+from dgnumba.integers import u64
 from dgnumba.launching import launch
 from dgnumba.layouts import scales
 from dgnumba.ptx import convert
@@ -106,6 +107,107 @@ def test_nothing_beside_the_outputs_is_written(cupy, rng):
         again = casts.per_token_cast_to_fp8(whole[3:390, 16:1024])
         assert bool((again.data == first.data).all()) and bool((again.scale.view(np.int32) == first.scale.view(np.int32)).all())
     assert bool((whole.view(np.int32) == before.view(np.int32)).all())
+
+
+def as_host(q):
+    """A device QTensor's parts, as bytes of NumPy."""
+    parts = (q.data, q.scale) if q.global_scale is None else (q.data, q.scale, q.global_scale.reshape(1))
+    return [np.ascontiguousarray(part.get()).view(np.uint8) for part in parts]
+
+
+def same_bits(expected, actual):
+    """Host and device QTensor: the same bits, of a NaN too."""
+    parts = [expected.data, expected.scale] + ([] if expected.global_scale is None else [expected.global_scale.reshape(1)])
+    for name, x, y in zip(("data", "scale", "global_scale"), parts, as_host(actual), strict=True):
+        wrong = np.ascontiguousarray(x).view(np.uint8) != y
+        assert not wrong.any(), f"{name}: {int(wrong.sum())} bytes differ, first at {np.argwhere(wrong)[0].tolist()}"
+    assert actual.scale_dtype is expected.scale_dtype and actual.shape == expected.shape and actual.packing == expected.packing
+
+
+FEW_BITS = ["mxfp8", "mxfp4", "nvfp4", "int4_g128", "int4_g16", "int4_row", "int8_row", "fp8_1x128", "fp8_row", "fp8_tensor"]
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float32])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_quantize(cupy, shape, dtype, rng):
+    """Every format that a kernel casts to, one code a byte and two."""
+    x = awkward(rng, shape, dtype)
+    held = cupy.asarray(x)
+    for name in FEW_BITS:
+        is_packed = quant.as_format(name).dtype.bits == 4 and shape[1] % 2 == 0
+        for packing in (None, "low_first") if is_packed else (None,):
+            with np.errstate(all="ignore"):
+                same_bits(casts.quantize(x, name, packing=packing), casts.quantize(held, name, packing=packing))
+
+
+@pytest.mark.parametrize("rule", ["rceil", "floor", "ceil", "even"])
+def test_quantize_by_rule(cupy, rule, rng):
+    x = np.ldexp(rng.uniform(-2, 2, (300, 640)), rng.integers(-150, 127, (300, 1))).astype(np.float32)
+    for name in ("mxfp8", "mxfp4"):
+        form = quant.as_format(name).with_rule(rule)
+        same_bits(casts.quantize(x, form), casts.quantize(cupy.asarray(x), form))
+    for name in ("nvfp4", "int4_g32", "int8_row"):
+        same_bits(casts.quantize(x, name), casts.quantize(cupy.asarray(x), name))
+
+
+def test_quantize_every_float16(cupy, rng):
+    """All 65536 of them, shuffled anew, in blocks of every sort."""
+    for dtype in (np.float16, ml_dtypes.bfloat16):
+        for _ in range(5):
+            x = rng.permutation(np.arange(1 << 16, dtype=np.uint16)).view(dtype).reshape(-1, 256)
+            with np.errstate(all="ignore"):
+                for name in ("mxfp4_g16", "mxfp4", "nvfp4", "int4_g16", "mxfp8"):
+                    same_bits(quant.quantize(x, name), casts.quantize(cupy.asarray(x), name))
+
+
+def test_quantize_below_a_given_scale(cupy, rng):
+    x = rng.standard_normal((300, 640)).astype(np.float32)
+    for whole in (np.float32(1e-4), np.float32(0.01)):
+        same_bits(
+            quant.quantize(x, "nvfp4", global_scale=np.asarray(whole)),
+            casts.quantize(cupy.asarray(x), "nvfp4", global_scale=cupy.asarray(whole)),
+        )
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float32])
+@pytest.mark.parametrize("shape", [s for s in SHAPES if s[1] % 2 == 0], ids=str)
+def test_per_token_to_fp4(cupy, shape, dtype, rng):
+    x = awkward(rng, shape, dtype)
+    for options in ({}, {"use_ue8m0": True}, {"use_ue8m0": True, "use_packed_ue8m0": True, "gran_k": 32}, {"gran_k": 48}):
+        with np.errstate(all="ignore"):
+            same(quant.per_token_cast_to_fp4(x, **options), casts.per_token_cast_to_fp4(cupy.asarray(x), **options))
+
+
+def test_quantize_large_and_repeated(cupy, rng):
+    """A matrix of many CTAs, twice: the look for the maximum has one answer."""
+    x = rng.standard_normal((4096, 7168)).astype(ml_dtypes.bfloat16)
+    held = cupy.asarray(x)
+    for name in ("nvfp4", "fp8_tensor"):
+        first, again = casts.quantize(held, name), casts.quantize(held, name)
+        assert all(np.array_equal(a, b) for a, b in zip(as_host(first), as_host(again)))
+        same_bits(casts.quantize(x, name), first)
+
+
+def directed(x, y, z, sums, pairs, halves):
+    i = cuda.grid(1)
+    if i < x.size:
+        sums[i] = convert.smaller(convert.fma_up(x[i], y[i], z[i]), convert.magnitude(z[i]))
+        one, other = convert.f32_to_bits(x[i]), convert.f32_to_bits(y[i])
+        pairs[i] = u64(convert.max_magnitude_bf16x2(one, other)) | u64(convert.permute_bytes(one, other, 0xB29F)) << 32
+        halves[i] = u64(convert.max_magnitude_f16x2(one, other))
+
+
+def test_the_operations_are_their_emulation(cupy, rng):
+    x, y, z = (rng.integers(0, 2**32, 20480, dtype=np.uint64).astype(np.uint32).view(np.float32) for _ in range(3))
+    with np.errstate(all="ignore"):
+        z[::2] = (x[::2].astype(np.float64) * y[::2]).astype(np.float32)  # where rounding up shows
+        z[::4] *= -1
+        outs = [np.zeros(x.size, t) for t in (np.float32, np.uint64, np.uint64)]
+        found = [cupy.zeros(x.size, o.dtype) for o in outs]
+        emu.run(directed, x.size // 128, 128, (x, y, z, *outs))
+        launch(directed, x.size // 128, 128, (*map(cupy.asarray, (x, y, z)), *found))
+    assert np.array_equal(outs[0], found[0].get(), equal_nan=True)
+    assert np.array_equal(outs[1], found[1].get()) and np.array_equal(outs[2], found[2].get())
 
 
 def conversion(x, out):

@@ -1,14 +1,16 @@
 """Casts and moves of scales -> PTX -> ptxas, for the oldest GPU and for Hopper: no spill, no local memory, 16-byte accesses, few registers."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from dgnumba import _numba
 from dgnumba.assemble import find_ptxas, ptxas
-from dgnumba.kernels import smxx_cast_rules, smxx_layout_rules
+from dgnumba.kernels import smxx_cast_rules, smxx_layout_rules, smxx_quantize_rules
 from dgnumba.kernels.smxx_cast_rules import CastPlan
 from dgnumba.kernels.smxx_layout_rules import LayoutPlan
+from dgnumba.kernels.smxx_quantize_rules import AmaxPlan, QuantizePlan
 
 pytestmark = pytest.mark.skipif(not _numba.HAVE_NUMBA_CUDA or find_ptxas() is None, reason="needs numba-cuda and ptxas")
 
@@ -29,15 +31,37 @@ MOVES = {
     LayoutPlan("unpack"): 64,
     LayoutPlan("unpack", is_vector=False, is_vector_out=False): 64,
 }
+FP4 = {"element": "float4_e2m1fn", "packed": True, "pieces": 2}
+QUANTIZERS = {
+    QuantizePlan(x_dtype="bfloat16", group=32, rule="rceil", **FP4): 48,  # registers: 40 warps of 64 at once, with two pieces each
+    QuantizePlan(x_dtype="bfloat16", group=16, rule="nvfp4", **FP4): 48,
+    QuantizePlan(x_dtype="bfloat16", group=16, rule="nvfp4", is_given=True, **FP4): 48,
+    QuantizePlan(x_dtype="float16", rule="deepgemm", **FP4): 48,
+    QuantizePlan(x_dtype="bfloat16", rule="deepgemm_ue8m0", words=True, **FP4): 48,
+    QuantizePlan(x_dtype="float32", group=32, rule="rceil", **FP4): 64,
+    QuantizePlan("float4_e2m1fn", "bfloat16", group=32, rule="floor"): 48,
+    QuantizePlan("int4", "bfloat16", rule="amax/7", packed=True, pieces=2): 48,
+    QuantizePlan("int4", "float32", rule="amax/7.5"): 48,
+    QuantizePlan("float8_e4m3fn", "bfloat16", group=32, rule="rceil"): 48,
+    QuantizePlan("float8_e4m3fn", "bfloat16", blocks="tensor"): 48,
+    QuantizePlan("int8", "bfloat16", blocks="row", group=512): 64,
+    QuantizePlan("int8", "bfloat16", blocks="row", group=512, pieces=2): 64,
+    QuantizePlan("int8", "float32", blocks="row", group=512, pieces=4): 128,
+    QuantizePlan("int4", "bfloat16", blocks="row", group=512, rule="amax/7", packed=True, pieces=4): 128,
+    QuantizePlan("float4_e2m1fn", "bfloat16", group=16, rule="nvfp4", is_vector=False): 128,
+}
 
 
-def assembled(built, arch):
-    ptx, _ = _numba.compile_ptx(built.kernel, built.argtypes, arch=arch, threads=built.threads)
+def assembled(rules, plan, arch):
+    built = rules.build(plan)
+    bounds = {"threads": rules.threads(plan), "min_ctas": rules.min_ctas(plan)}
+    assert (built.threads, built.argtypes) == (bounds["threads"], rules.ARGTYPES)
+    ptx, _ = _numba.compile_ptx(built.kernel, built.argtypes, arch=arch, **bounds)
     return re.sub(r"//.*", "", ptx), ptxas(ptx, arch)
 
 
-def check(built, arch, registers, is_vector):
-    ptx, cubin = assembled(built, arch)
+def check(rules, plan, arch, registers, is_vector):
+    ptx, cubin = assembled(rules, plan, arch)
     assert (cubin.spill_stores, cubin.spill_loads, cubin.local_bytes, cubin.warnings) == (0, 0, 0, ())
     assert 0 < cubin.registers <= registers
     assert not re.search(r"\.f64\b|\bcall\b|\.local\b|\b(div|rem)\.[su]", ptx)
@@ -47,7 +71,7 @@ def check(built, arch, registers, is_vector):
 
 @pytest.mark.parametrize("plan", CASTS, ids=str)
 def test_casts(plan):
-    ptx = check(smxx_cast_rules.build(plan), "sm_90a", CASTS[plan], plan.is_vector)
+    ptx = check(smxx_cast_rules, plan, "sm_90a", CASTS[plan], plan.is_vector)
     assert "cvt.rn.satfinite.e4m3x2.f32" in ptx and ptx.count("div.rn.f32") == 2
     assert bool(re.search(r"st\.global\.v4\.b32", ptx)) == plan.is_vector
 
@@ -55,15 +79,31 @@ def test_casts(plan):
 @pytest.mark.parametrize("blocks", ["token", "block", "channel"])
 def test_casts_for_sm_80(blocks):
     """Which has no conversion to e4m3."""
-    ptx = check(smxx_cast_rules.build(CastPlan(blocks, "float16", is_native=False)), "sm_80", {"channel": 168}.get(blocks, 128), True)
+    ptx = check(smxx_cast_rules, CastPlan(blocks, "float16", is_native=False), "sm_80", {"channel": 168}.get(blocks, 128), True)
     assert "e4m3" not in ptx
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("plan", MOVES, ids=str)
 def test_moves(plan, arch):
-    ptx = check(smxx_layout_rules.build(plan), arch, MOVES[plan], plan.is_vector)
+    ptx = check(smxx_layout_rules, plan, arch, MOVES[plan], plan.is_vector)
     assert bool(re.search(r"st\.global\.v4\.b32", ptx)) == plan.is_vector_out
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("plan", QUANTIZERS, ids=str)
+def test_quantizers(plan, arch):
+    if arch == "sm_80" and plan.element == "float8_e4m3fn":
+        plan, registers = replace(plan, is_native=False), 128
+    else:
+        registers = QUANTIZERS[plan]
+    ptx = check(smxx_quantize_rules, plan, arch, registers, plan.is_vector or plan.has_partials)
+    assert bool(re.search(r"st\.global\.v4\.b32", ptx)) == plan.is_vector
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_look_for_the_maximum(dtype):
+    check(smxx_quantize_rules, AmaxPlan(dtype, True), "sm_90a", 64, True)
 
 
 def test_what_no_kernel_takes_is_refused():
@@ -75,3 +115,14 @@ def test_what_no_kernel_takes_is_refused():
         (CastPlan("token", "float16", 256, use_ue8m0=True, packed=True), "packs UE8M0 scales"),
     ):
         assert smxx_cast_rules.refusal(plan).startswith(why)
+    for plan, why in (
+        (QuantizePlan("int4", "float64", rule="amax/7"), "takes x of bfloat16, float16, float32, got float64"),
+        (QuantizePlan("float8_e5m2", "float16"), "takes float8_e4m3fn by amax, .*, got float8_e5m2 by amax"),
+        (QuantizePlan("int4", "float16", rule="minmax"), ".*, got int4 by minmax"),
+        (QuantizePlan("int8", "float16", group=48), "takes groups of 16, 32, 64, 128, 256, 512, got 48"),
+        (QuantizePlan("float4_e2m1fn", "float16", group=32, rule="nvfp4"), "takes groups of 16, got 32"),
+        (QuantizePlan("float4_e2m1fn", "float16", "row", rule="rceil"), "takes groups of columns for scales of float8_e8m0fnu, got row"),
+        (QuantizePlan("float4_e2m1fn", "float16", rule="deepgemm", words=True), "packs UE8M0 scales"),
+        (QuantizePlan("int8", "float16", packed=True), "packs codes of 4 bits, got int8"),
+    ):
+        assert re.match(why, smxx_quantize_rules.refusal(plan))

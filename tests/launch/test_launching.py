@@ -36,7 +36,7 @@ def compiler(monkeypatch, fake_driver, fake_cupy, fresh_cache):
             self.parameters = parameters
             fake_driver.sizes = [SIZES[p] for p in parameters]
 
-        def compile_ptx(self, function, argtypes, *, arch, threads):
+        def compile_ptx(self, function, argtypes, *, arch, threads, min_ctas):
             time.sleep(self.seconds)
             self.compiled.append((function, argtypes, arch, threads))
             return "ptx", "k"

@@ -1,0 +1,256 @@
+"""What a cast to few bits does with the elements that a thread holds: pieces of sixteen neighbours, from memory to codes and back to memory.
+
+A piece is held as it was loaded, as in `cast_registers`. A thread has one or more, `step` columns apart, of one row.
+
+Codes without an instruction of their own come from one rounding: a float32 of 2^23 or more holds whole numbers alone, so that adding 2^23 to a
+value rounds it, ties to even, and leaves the whole number in the lowest bits. The codes 0 to 7 of e2m1's magnitudes (0, 0.5, 1, 1.5, 2, 3, 4
+and 6) are the least of three such sums, since y -> code goes along 2 y up to 2, along y + 2 up to 4 and along y / 2 + 4 up to 6, and the
+line that holds is the lowest::
+
+    code    7 |                             __..--'
+            6 |                     __..--''          y / 2 + 4
+            4 |           _..-''
+              |       .-'              y + 2
+            0 |__.-'     2 y
+              0        2       4               6   y
+
+Toward zero at a tie (DeepGEMM's e2m1), the code is how many half-way points y exceeds: half, cut, of twice the code's line rounded up.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import DTYPES
+from ..ptx import Fragment, Registers, convert, f32, memory, select, u32, u64, unrolled
+from .cast_registers import E4M3, _code, _decoded, _floats
+from .smxx_cast_rules import ITEMSIZE, WIDTH
+
+E2M1, INT4, INT8 = DTYPES["float4_e2m1fn"], DTYPES["int4"], DTYPES["int8"]
+ELEMENTS = {"float8_e4m3fn": E4M3, "float4_e2m1fn": E2M1, "int4": INT4, "int8": INT8}
+"""Types that are cast to."""
+
+ROUND, ROUND_BITS = 8388608.0, 0x4B000000
+"""2^23, and its bits."""
+
+E2M1_HALFWAY = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], np.float32)
+
+
+def load_for(dtype: str, is_vector: bool, pieces: int, step: int) -> Callable[..., Any]:
+    """The operation that loads `pieces` pieces of a row, `step` columns apart; zeros outside of [m, k]."""
+    size = ITEMSIZE[dtype]
+
+    @unrolled
+    def load(address: u64, pitch: u64, is_in_m: bool, col: u32, k: u32) -> Registers(4 * size * pieces):
+        """ld.global - elements of a row; zeros beyond its end.
+
+        PTX:       ISA 9.0, "ld"
+        Scope:     thread
+        Args:      address  u64   of the first piece's first element
+                   pitch    u64   bytes between elements
+                   is_in_m  bool  whether there is such a row
+                   col, k   u32   the first column, and the columns there are
+        Returns:   words as in memory, piece by piece
+        Emulates:  exactly
+        """
+        out: list[Any] = []
+        for p in range(pieces):
+            begin, first = address + pitch * (p * step), col + p * step
+            if is_vector:
+                for word in range(size):
+                    out += memory.load_global_v4_if(is_in_m & (first < k), begin + 16 * word)
+            elif size == 4:
+                out += [memory.load_global_u32_if(is_in_m & (first + j < k), begin + pitch * j) for j in range(WIDTH)]
+            else:
+                halves = [memory.load_global_u16_if(is_in_m & (first + j < k), begin + pitch * j) for j in range(WIDTH)]
+                out += [low | high << 16 for low, high in zip(halves[::2], halves[1::2])]
+        return tuple(out)
+
+    return load
+
+
+def store_for(is_vector: bool, pieces: int, step: int) -> Callable[..., Any]:
+    """The operation that stores `pieces` times sixteen bytes of a row, `step` bytes apart."""
+
+    @unrolled
+    def store(address: u64, is_in_m: bool, col: u32, end: u32, codes: Registers) -> None:
+        """st.global - bytes of a row, those before its end.
+
+        PTX:       ISA 9.0, "st"
+        Scope:     thread
+        Args:      address   u64   of the first byte
+                   is_in_m   bool  whether there is such a row
+                   col, end  u32   the first byte's place in its row, and the bytes there are
+                   codes     u32 registers, four bytes in each, piece by piece
+        Returns:   nothing
+        Emulates:  exactly
+        """
+        for p in range(pieces):
+            begin, first, words = address + p * step, col + p * step, codes[4 * p : 4 * p + 4]
+            if is_vector:
+                memory.store_global_v4_if(is_in_m & (first < end), begin, words)
+            else:
+                for j in range(16):
+                    memory.store_global_u8_if(is_in_m & (first + j < end), begin + j, words[j // 4] >> (8 * (j % 4)))
+
+    return store
+
+
+def amax_for(dtype: str, pieces: int) -> Callable[..., Any]:
+    """The operation that gives the largest magnitude of each piece."""
+
+    def emulate(words: Any) -> Any:
+        return np.max(np.abs(_decoded(words, dtype).reshape(pieces, -1)), axis=1)
+
+    @unrolled(emulate=emulate)
+    def amax(words: Registers) -> Fragment(pieces):
+        """max.NaN - the largest magnitude of each of some pieces; NaN where one holds it.
+
+        PTX:       ISA 9.0, "max"; sm_80+
+        Scope:     thread
+        Args:      words  u32 registers, as loaded
+        Returns:   a float32 for each piece
+        Emulates:  exactly
+        """
+        count = len(words) // pieces
+        return tuple(_largest(words[p * count : (p + 1) * count], dtype) for p in range(pieces))
+
+    return amax
+
+
+def _largest(words: Any, dtype: str) -> Any:
+    """Two chains, since each step of one waits for the one before; 16-bit elements two at once."""
+    if dtype == "float32":
+        chains: list[Any] = [0.0, 0.0]
+        for i, word in enumerate(words):
+            chains[i % 2] = convert.max_magnitude(chains[i % 2], convert.bits_to_f32(word))
+        return convert.max_magnitude(chains[0], chains[1])
+    larger = convert.max_magnitude_bf16x2 if dtype == "bfloat16" else convert.max_magnitude_f16x2
+    chains = [u32(0), u32(0)]
+    for i, word in enumerate(words):
+        chains[i % 2] = larger(chains[i % 2], word)
+    low, high = _floats((larger(chains[0], chains[1]),), dtype)
+    return convert.max_magnitude(low, high)
+
+
+def encode_for(
+    dtype: str, element: str, *, packed: bool = False, ties_to_zero: bool = False, clips: bool = False, is_native: bool = True
+) -> Callable[..., Any]:
+    """The operation that makes the codes of some pieces.
+
+    packed        two codes of 4 bits a byte, the first in the low half
+    ties_to_zero  DeepGEMM's e2m1, which has no -0 either
+    clips         what lies beyond the range becomes the largest element (and NaN 0 with `ties_to_zero`); without, nothing may lie there
+    is_native     e4m3 by the instruction of sm_89
+    """
+    kind, bits = ELEMENTS[element], 4 if packed else 8
+    count = 32 // bits
+
+    def emulate(words: Any, inverses: Any) -> Any:
+        inverses = np.array(inverses, np.float32)[:, None]
+        with np.errstate(all="ignore"):
+            y = _decoded(words, dtype).reshape(len(inverses), -1) * inverses
+        codes = _with_ties_to_zero(y) if ties_to_zero else kind.encode(y, saturate_inf=False)
+        codes = np.where(np.isnan(inverses) & (kind is not E4M3), 0, codes).astype(np.uint8).reshape(-1)
+        if packed:
+            codes = codes[::2] | codes[1::2] << 4
+        return tuple(u32(w) for w in codes.view(np.uint32))
+
+    @unrolled(emulate=emulate)
+    def encode(words: Registers, inverses: Fragment) -> Registers(lambda sizes: sizes["words"] * bits // (8 * ITEMSIZE[dtype])):
+        """add.rn.f32 - the codes of elements times inverse scales, each product rounded to float32 first.
+
+        PTX:       ISA 9.0, "add", "cvt"
+        Scope:     thread
+        Args:      words     u32 registers, as loaded
+                   inverses  one for each piece, or for all; of a NaN all codes are 0 (e4m3: NaN)
+        Returns:   u32 registers, as many codes in each as it holds
+        Emulates:  exactly
+        """
+        words, out = convert.forget(words), []
+        size = len(words) // len(inverses)
+        for p, inverse in enumerate(inverses):
+            held = words[p * size : (p + 1) * size]
+            values = _floats(held, dtype)
+            per_word = count * size // len(values)
+            for i in range(len(values) // count):
+                part, source = values[i * count : (i + 1) * count], held[i * per_word : (i + 1) * per_word]
+                if kind is E4M3:
+                    out.append(_e4m3_word([v * inverse for v in part], is_native))
+                    continue
+                if kind is E2M1:
+                    word = _e2m1_word(part, inverse, source, bits, ties_to_zero, clips)
+                else:
+                    word = _integer_word([v * inverse for v in part], kind, bits, clips)
+                out.append(select(inverse == inverse, word, u32(0)))
+        return tuple(out)
+
+    return encode
+
+
+def _with_ties_to_zero(y: Any) -> Any:
+    code = np.sum(np.abs(y)[..., None] > E2M1_HALFWAY, axis=-1)
+    return code | ((y < 0) & (code > 0)) << 3
+
+
+def _e4m3_word(y: list[Any], is_native: bool) -> Any:
+    if is_native:
+        return convert.f32x4_to_e4m3x4(*y)
+    c = [_code(v) for v in y]
+    return c[0] | c[1] << 8 | c[2] << 16 | c[3] << 24
+
+
+def _joined(rounded: list[Any], bits: int) -> Any:
+    """The whole numbers in some sums with 2^23, each at its place in a word."""
+    word = convert.f32_to_bits(rounded[-1])
+    for r in reversed(rounded[:-1]):
+        word = (word << bits) + convert.f32_to_bits(r)
+    return word - sum(ROUND_BITS << bits * i for i in range(len(rounded))) % (1 << 32)
+
+
+def _each(value: int, bits: int) -> int:
+    """A number at every place of a word."""
+    return sum(value << i for i in range(0, 32, bits))
+
+
+def _integer_word(y: list[Any], kind: Any, bits: int, clips: bool) -> Any:
+    """Codes in two's complement, by way of codes from 0 on: to flip the highest bit takes the offset off again."""
+    offset = 1 << kind.bits - 1
+    if clips:
+        y = [convert.smaller(v, float(kind.max)) for v in y]
+    return _joined([convert.add(v, ROUND + offset) for v in y], bits) ^ _each(offset, bits)
+
+
+def _e2m1_word(values: list[Any], inverse: Any, words: Any, bits: int, ties_to_zero: bool, clips: bool) -> Any:
+    signs = _signs(words, bits)
+    code = [_e2m1_code(convert.magnitude(v) * inverse, ties_to_zero, clips) for v in values]
+    word = _joined(code, bits)
+    if not ties_to_zero:
+        return word | signs
+    word = word >> 1 & _each(7, bits)
+    return word | (signs & word + _each(7, bits))  # with 7 more, bit 3 is set of all but 0
+
+
+def _e2m1_code(y: Any, ties_to_zero: bool, clips: bool) -> Any:
+    """2^23 plus the code of a magnitude; with `ties_to_zero` plus twice the code, or one more than that."""
+    if not ties_to_zero:
+        code = convert.smaller(convert.fma(y, 2.0, ROUND), convert.add(y, ROUND + 2))
+        code = convert.smaller(code, convert.fma(y, 0.5, ROUND + 4))
+        return convert.smaller(code, ROUND + 7) if clips else code
+    code = convert.smaller(convert.fma_up(y, 4.0, ROUND), convert.fma_up(y, 2.0, ROUND + 4))
+    code = convert.smaller(code, convert.fma_up(y, 1.0, ROUND + 8))
+    return select(y == y, convert.smaller(code, ROUND + 14), f32(ROUND)) if clips else code
+
+
+def _signs(words: Any, bits: int) -> Any:
+    """The signs of the elements in some words, each in bit 3 of its place in a word of codes."""
+    if 32 // bits == len(words):
+        halves = [convert.permute_bytes(x, y, 0xFB) for x, y in zip(words[::2], words[1::2])]  # float32: a word an element
+        fours = [convert.permute_bytes(x, y, 0x5410) for x, y in zip(halves[::2], halves[1::2])]
+    else:
+        fours = [convert.permute_bytes(x, y, 0xFDB9) for x, y in zip(words[::2], words[1::2])]
+    if bits == 8:
+        return fours[0] & 0x08080808
+    even, odd = convert.permute_bytes(*fours, 0x6420), convert.permute_bytes(*fours, 0x7531)
+    return even & 0x08080808 | odd & 0x80808080

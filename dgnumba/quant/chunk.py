@@ -49,8 +49,13 @@ class Chunk:
         """Each element times the reciprocal of its block's scale."""
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
             if is_device_array(self.x):
-                # NOTE: CuPy's kernels take float32 subnormals for 0 (-ftz=true), and 1 / 2^127 is one: both sides by two, which is exact.
-                return self.x * np.float32(0.5) * self._spread(np.float32(1) / (scale * np.float32(0.5)))
+                # NOTE: CuPy's kernels take float32 subnormals for 0 (-ftz=true). A scale of 2^-127 is one, and so is the inverse of one beyond 2^126:
+                # there both sides are multiplied by a power of two, which is exact.
+                xp, word = self.xp, self.xp.ascontiguousarray(scale).view(self.xp.int32)
+                is_least = word == 0x00400000
+                lift = xp.where(is_least, np.float32(2), xp.where(word >= 0x7E800000, np.float32(0.25), np.float32(1)))
+                lifted = xp.where(is_least, np.float32(2.0**-126), scale * lift)
+                return self.x * self._spread(lift) * self._spread(np.float32(1) / lifted)
             return self.x * self._spread(np.float32(1) / scale)
 
     def _spread(self, blocks: Any) -> Any:

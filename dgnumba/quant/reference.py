@@ -9,18 +9,20 @@ arrays or as uint8 bytes.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
 from ..arithmetic import fma
 from ..dtypes import DTYPES, DType, as_dtype
-from ..errors import ProblemError
+from ..errors import DTypeError, ProblemError
 from ..xp import view_bytes
-from .qtensor import expand
+from .qtensor import QTensor, expand
 
 E4M3, F32 = DTYPES["float8_e4m3fn"], DTYPES["float32"]
 BLOCK = 128
+A, B = (1, BLOCK), (BLOCK, BLOCK)
+"""Rows and columns that share a scale, of the left and of the right operand."""
 
 TAU_WGMMA = 1.7e-2
 """Largest error of Hopper's FP8 tensor core over 128 of K, as a share of the sum of ``|a||b|``.
@@ -36,33 +38,70 @@ EXACT_BITS = 14
 """Bits that survive in the tensor core's accumulator: the width of the exact zone."""
 
 
+Pair = QTensor | tuple[Any, Any]
+
+
+@overload
+def gemm_reference(a: Pair, b: Pair, /, *, gran_a: tuple[int, int] | None = None, gran_b: tuple[int, int] | None = None) -> Any: ...
+@overload
 def gemm_reference(
-    a: Any,
-    sfa: Any,
-    b: Any,
-    sfb: Any,
-    gran_a: tuple[int, int] = (1, BLOCK),
-    gran_b: tuple[int, int] = (BLOCK, BLOCK),
-) -> Any:
+    a: Any, sfa: Any, b: Any, sfb: Any, /, *, gran_a: tuple[int, int] | None = None, gran_b: tuple[int, int] | None = None
+) -> Any: ...
+def gemm_reference(*operands: Any, gran_a: tuple[int, int] | None = None, gran_b: tuple[int, int] | None = None) -> Any:
     """The product in float64, ``[M,N]``: the formula above, as it stands.
 
     Args:
-        a: codes ``[M,K]``. b: codes ``[N,K]``.
-        sfa, sfb: float32 scales, one for each block of `gran_a` and `gran_b` elements.
+        operands: ``a, b``, each a `QTensor` (of any element type, with all that belongs to it) or a
+            pair of codes and scales; or the four of two pairs. Codes ``[M,K]`` and ``[N,K]``, scales
+            float32, one for each block of `gran_a` and `gran_b` elements. In host memory.
+        gran_a, gran_b: rows and columns that share a scale; None: what a QTensor says, of a pair
+            1x128 and 128x128.
+
+    Raises:
+        ProblemError: neither two operands nor four, or operands that do not go together.
+
+    >>> from dgnumba.quant import quantize
+    >>> a, b = quantize(np.ones((2, 64), np.float32), "mxfp4"), quantize(np.full((3, 64), 7, np.float32), "int4_g64")
+    >>> gemm_reference(a, b).tolist()
+    [[448.0, 448.0, 448.0], [448.0, 448.0, 448.0]]
     """
-    return _product(_values(a), sfa, _values(b), sfb, gran_a, gran_b)
+    a, b = _two(operands)
+    if isinstance(a, QTensor) or isinstance(b, QTensor):
+        x, y = (q.dequantize("float64") if isinstance(q, QTensor) else _scaled(q, g) for q, g in ((a, gran_a or A), (b, gran_b or B)))
+        return x @ y.T
+    return _product(_values(a[0]), a[1], _values(b[0]), b[1], gran_a or A, gran_b or B)
 
 
+@overload
+def error_bound(
+    a: Pair,
+    b: Pair,
+    out_dtype: DType | str = "bfloat16",
+    /,
+    *,
+    tau: float = TAU_WGMMA,
+    gran_a: tuple[int, int] | None = None,
+    gran_b: tuple[int, int] | None = None,
+) -> Any: ...
+@overload
 def error_bound(
     a: Any,
     sfa: Any,
     b: Any,
     sfb: Any,
     out_dtype: DType | str = "bfloat16",
+    /,
     *,
     tau: float = TAU_WGMMA,
-    gran_a: tuple[int, int] = (1, BLOCK),
-    gran_b: tuple[int, int] = (BLOCK, BLOCK),
+    gran_a: tuple[int, int] | None = None,
+    gran_b: tuple[int, int] | None = None,
+) -> Any: ...
+def error_bound(
+    *operands: Any,
+    out_dtype: DType | str = "bfloat16",
+    tau: float = TAU_WGMMA,
+    gran_a: tuple[int, int] | None = None,
+    gran_b: tuple[int, int] | None = None,
 ) -> Any:
     """How far each element of a right result may lie from `gemm_reference`, float64 ``[M,N]``.
 
@@ -76,13 +115,24 @@ def error_bound(
     infinite; where the oracle is NaN it is NaN.
 
     Args:
-        a, sfa, b, sfb: as in `gemm_reference`.
+        operands: as in `gemm_reference`, of e4m3 with scales of their blocks alone; behind them the
+            `out_dtype`, if it is not named.
         out_dtype: element type of the result.
         tau: share of S that the sum over one block of K may lose; `TAU_FLOAT32` for the host path.
-        gran_a, gran_b: elements that share a scale.
+        gran_a, gran_b: elements that share a scale, as in `gemm_reference`.
+
+    Raises:
+        DTypeError: a QTensor of another element type, or with zero points, a global scale or g_idx.
+        ProblemError: as `gemm_reference`.
     """
+    *operands, last = operands  # type: ignore[assignment]
+    if isinstance(last, str | DType):
+        out_dtype = last
+    else:
+        operands = (*operands, last)
+    (a, sfa, gran_a), (b, sfb, gran_b) = (_fp8(q, n, g) for q, n, g in zip(_two(tuple(operands)), "ab", (gran_a or A, gran_b or B)))
     out, k = as_dtype(out_dtype), np.shape(a)[1]
-    oracle = gemm_reference(a, sfa, b, sfb, gran_a, gran_b)
+    oracle = gemm_reference(a, sfa, b, sfb, gran_a=gran_a, gran_b=gran_b)
     size = _product(np.abs(_values(a)), sfa, np.abs(_values(b)), sfb, gran_a, gran_b)
     blocks = -(-k // BLOCK)
     error = (tau + (blocks + 3) * F32.unit_roundoff) * size
@@ -147,6 +197,33 @@ def _lowest_bit(x: Any) -> Any:
     """The largest power of two that divides all integers of a row; infinite for zeros."""
     whole = np.nan_to_num(x).astype(np.int64)
     return np.where(whole == 0, np.inf, (whole & -whole).astype(np.float64)).min(axis=1)
+
+
+def _two(operands: tuple[Any, ...]) -> tuple[Any, Any]:
+    """The two operands of two or of four arguments."""
+    if len(operands) == 4:
+        return operands[:2], operands[2:]
+    if len(operands) != 2:
+        raise ProblemError(f"operands: expected a, b, or codes and scales of both, got {len(operands)} arguments")
+    for name, pair in zip("ab", operands):
+        if not isinstance(pair, QTensor) and (not isinstance(pair, tuple | list) or len(pair) != 2):
+            raise ProblemError(f"{name}: expected a QTensor or a pair of codes and scales, got {type(pair).__name__}")
+    return operands[0], operands[1]
+
+
+def _fp8(q: Any, name: str, granularity: tuple[int, int]) -> tuple[Any, Any, tuple[int, int]]:
+    """Codes, float32 scales, and how many elements share one, of an operand of e4m3."""
+    if not isinstance(q, QTensor):
+        return q[0], q[1], granularity
+    beside = [n for n in ("zero_point", "global_scale", "g_idx") if getattr(q, n) is not None]
+    if q.dtype is not E4M3 or beside:
+        raise DTypeError(f"{name}: expected {E4M3} and scales alone, of which the bound is known, got {q}")
+    return q.codes, q.scales, q.granularity
+
+
+def _scaled(pair: Any, granularity: tuple[int, int]) -> Any:
+    values = _values(pair[0])
+    return values * expand(np.asarray(pair[1], np.float64), granularity, values.shape)
 
 
 def _values(codes: Any) -> Any:

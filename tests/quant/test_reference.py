@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dgnumba.dtypes import DTYPES
-from dgnumba.errors import ProblemError
-from dgnumba.quant import error_bound, exact_integer_reference, gemm_reference
+from dgnumba.errors import DTypeError, ProblemError
+from dgnumba.quant import error_bound, exact_integer_reference, gemm_reference, per_block_cast_to_fp8, per_token_cast_to_fp8, quantize
 from dgnumba.quant.reference import TAU_FLOAT32, TAU_WGMMA
 from dgnumba.testing import assert_within, exact_problem, finite_codes, random_scales
 
@@ -155,3 +155,29 @@ def test_exact_zone_scales_with_the_unit():
     one = np.ones((2, 1), np.float32), np.ones((1, 1), np.float32)
     expected = a.astype(float) @ a.astype(float).T
     assert np.array_equal(expected, exact_integer_reference(a, one[0], a, one[1]))
+
+
+def test_qtensors_stand_for_their_pairs(rng):
+    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in ((5, 300), (130, 300)))
+    a, b = per_token_cast_to_fp8(x), per_block_cast_to_fp8(w)
+    expected, bound = gemm_reference(*a, *b), error_bound(*a, *b, "float32", tau=TAU_FLOAT32)
+    for operands in ((a, b), (tuple(a), b), (a, tuple(b)), (tuple(a), tuple(b))):
+        assert_within(gemm_reference(*operands), expected, np.abs(expected) * 2.0**-40)
+        assert error_bound(*operands, "float32", tau=TAU_FLOAT32).tolist() == bound.tolist()
+        assert error_bound(*operands, out_dtype="float32", tau=TAU_FLOAT32).tolist() == bound.tolist()
+    packed = per_token_cast_to_fp8(x, True, 128, True)
+    assert error_bound(packed, b).tolist() == error_bound(per_token_cast_to_fp8(x, True), b).tolist()
+    mx = quantize(x, "mxfp8")
+    assert gemm_reference(mx, b).tolist() == (mx.dequantize("float64") @ b.dequantize("float64").T).tolist()
+    assert error_bound(mx, b).tolist() == error_bound(mx.codes, mx.scales, *b, gran_a=(1, 32)).tolist()
+
+
+def test_other_operands_are_refused(rng):
+    a = per_token_cast_to_fp8(np.ones((2, 128), np.float32))
+    with pytest.raises(ProblemError, match="operands: expected a, b, or codes and scales of both, got 3 arguments"):
+        gemm_reference(a, a, a)
+    with pytest.raises(ProblemError, match="b: expected a QTensor or a pair of codes and scales, got ndarray"):
+        gemm_reference(a, np.ones((3, 2)))
+    for other in ("mxfp4", "nvfp4", "uint4_g32"):
+        with pytest.raises(DTypeError, match="b: expected float8_e4m3fn and scales alone, of which the bound is known, got QTensor"):
+            error_bound(a, quantize(np.ones((2, 128), np.float32), other))

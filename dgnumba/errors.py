@@ -24,7 +24,7 @@ A message names the argument, what was expected and what came.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 
 class DGNumbaError(Exception):
@@ -115,3 +115,16 @@ class AsyncError(EmulationError):
 
 class OutOfBoundsError(EmulationError):
     """An access outside the memory that it names, or misaligned for its size."""
+
+
+def guess(given: object, known: Iterable[str]) -> str:
+    """The end of a message about a name that is not known: the one that was meant, if there is one like it.
+
+    >>> guess("nvpf4", ["mxfp4", "nvfp4"])
+    '; did you mean nvfp4?'
+    """
+    import difflib
+
+    close = difflib.get_close_matches(str(given).lower().replace("_", "-"), list(known), 1)
+    close = close or difflib.get_close_matches(str(given).lower(), list(known), 1)
+    return f"; did you mean {close[0]}?" if close else ""

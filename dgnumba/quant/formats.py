@@ -24,7 +24,7 @@ import re
 from dataclasses import dataclass, replace
 
 from ..dtypes import DTYPES, DType, as_dtype
-from ..errors import DTypeError, ProblemError
+from ..errors import DTypeError, ProblemError, guess
 from .scale import E4M3, E8M0, F32, RULES, UE8M0_RULES
 
 WHOLE = 0
@@ -175,7 +175,7 @@ FORMATS: dict[str, Format] = {
 
 
 def as_format(x: Format | str) -> Format:
-    """A format by its name: one of `FORMATS`, or with another group, as in ``int4_g48`` or ``fp8_1x64``.
+    """A format by its name, in whatever case: one of `FORMATS`, or with another group, as in ``int4_g48`` or ``fp8_1x64``.
 
     Raises:
         ProblemError: no such format.
@@ -185,15 +185,16 @@ def as_format(x: Format | str) -> Format:
     """
     if isinstance(x, Format):
         return x
-    if x in FORMATS:
-        return FORMATS[x]
-    group = re.fullmatch(r"(int4|uint4|mxfp4|mxfp8)_g([1-9]\d*)", x) if isinstance(x, str) else None
+    name = x.lower() if isinstance(x, str) else ""
+    if name in FORMATS:
+        return FORMATS[name]
+    group = re.fullmatch(r"(int4|uint4|mxfp4|mxfp8)_g([1-9]\d*)", name)
     if group is not None:
         columns = int(group[2])
         if group[1].startswith("mx"):
             return mx_format(E2M1 if group[1] == "mxfp4" else E4M3, group=columns)
         return (int4_format if group[1] == "int4" else uint4_format)(columns)
-    block = re.fullmatch(r"fp8_([1-9]\d*)x([1-9]\d*)", x) if isinstance(x, str) else None
+    block = re.fullmatch(r"fp8_([1-9]\d*)x([1-9]\d*)", name)
     if block is not None:
         return fp8_format(int(block[1]), int(block[2]))
-    raise ProblemError(f"format: expected one of {', '.join(FORMATS)}, or a Format, got {x!r}")
+    raise ProblemError(f"format: expected one of {', '.join(FORMATS)}, or a Format, got {x!r}{guess(x, FORMATS)}")

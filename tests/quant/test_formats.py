@@ -41,11 +41,20 @@ def test_names():
     assert repr(int4_format(-1)) == "Format(int4_row: int4, float32 scale by amax/7, one per 1xall)"
 
 
-@pytest.mark.parametrize(
-    "name", ["int4", "fp8", "int4_g0", "int4_g-1", "fp8_0x128", "nvfp4_g32", "INT4_G128", "mxfp4_g", "", None, 4, "fp8_1x128 "]
-)
+@pytest.mark.parametrize("name", ["int4", "fp8", "int4_g0", "int4_g-1", "fp8_0x128", "nvfp4_g32", "mxfp4_g", "", None, 4, "fp8_1x128 "])
 def test_unknown_names_are_refused(name):
     with pytest.raises(ProblemError, match="format: expected one of fp8_1x128, .*, or a Format, got"):
+        as_format(name)
+
+
+@pytest.mark.parametrize("name", ["NVFP4", "Int4_G48", "FP8_1x64"])
+def test_names_in_any_case(name):
+    assert as_format(name) == as_format(name.lower())
+
+
+@pytest.mark.parametrize("name, meant", [("nvpf4", "nvfp4"), ("int4-g128", "int4_g128"), ("mxpf8", "mxfp8")])
+def test_a_misspelt_name_is_guessed(name, meant):
+    with pytest.raises(ProblemError, match=f"got '{name}'; did you mean {meant}\\?"):
         as_format(name)
 
 

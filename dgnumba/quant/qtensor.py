@@ -223,6 +223,10 @@ class QTensor:
         Args:
             dtype: float32 (each product is rounded once: scale times global scale, then element
                 times that) or float64 (all is exact).
+
+        In float32 a value of 2^128 or more becomes infinity, of its sign. A format with large steps
+        may round to one: MXFP4 has no value between 3 and 4 times 2^126, and takes 3.4e38 up. Float64
+        has it, and `report` counts such elements as overflowed.
         """
         kind = as_dtype(dtype)
         if kind.name not in ("float32", "float64"):

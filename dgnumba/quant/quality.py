@@ -18,6 +18,9 @@ from .qtensor import QTensor
 BINS = 50
 """Of the histogram of errors, from 0 to the whole bound."""
 
+BEYOND_FLOAT32 = 2.0**128 - 2.0**103
+"""The least magnitude that becomes infinity in float32."""
+
 _SLAB = 1 << 16
 
 
@@ -33,6 +36,7 @@ class Tally:
     bound_used     the largest share of its bound (`element_bound`) that an element used
     outside        elements over their bound: 0, or the quantizer did not round to nearest
     clipped        elements more than half a step beyond the range
+    overflowed     elements whose value float32 does not hold, so that `QTensor.dequantize` gives infinity
     """
 
     elements: int = 0
@@ -43,6 +47,7 @@ class Tally:
     bound_used: float = 0.0
     outside: int = 0
     clipped: int = 0
+    overflowed: int = 0
 
     def add(self, x: Any, q: QTensor) -> None:
         """Count a part of a tensor, and what it became; any rank, host or device."""
@@ -58,6 +63,7 @@ class Tally:
         self.bound_used = max(self.bound_used, float(found.used.max(initial=0.0)))
         self.outside += int((found.used > 1).sum())
         self.clipped += int(found.clipped.sum())
+        self.overflowed += found.overflowed
 
     def __add__(self, other: Tally) -> Tally:
         out = Tally()
@@ -84,6 +90,7 @@ class Tally:
     def __str__(self) -> str:
         used = f"{100 * self.bound_used:.3g} % of the bound used" + (f", {self.outside} OUTSIDE" if self.outside else "")
         poisoned = f", {self.poisoned} not finite" if self.poisoned else ""
+        poisoned += f", {self.overflowed} beyond float32" if self.overflowed else ""
         errors = f"SQNR {self.sqnr_db:.2f} dB, largest error {self.largest_error:.3g}"
         return f"{self.elements} elements: {errors}, {used}, {self.clipped} clipped{poisoned}"
 
@@ -211,6 +218,9 @@ class _Errors:
             used = error / np.maximum(bounds.within, bounds.beyond)  # over 0 only where the scale is: a wrong one
         used[error == 0] = 0.0
         self.error, self.used, self.x, self.clipped = error, used, x, bounds.is_clipped
+        self.overflowed = (
+            int((np.abs(value[np.isfinite(value)]) >= BEYOND_FLOAT32).sum()) if value.size and np.abs(x).max() > 2.0**126 else 0
+        )
         if self.is_poisoned.any():
             self.error, self.used, self.x = (np.where(self.is_poisoned, 0.0, part) for part in (error, used, x))
             self.clipped = self.clipped & ~self.is_poisoned

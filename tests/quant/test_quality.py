@@ -107,6 +107,15 @@ def test_outside_shows_a_cast_that_does_not_round_to_nearest():
     assert tally_of(x, off).outside == (error > bound).sum()
 
 
+def test_what_float32_does_not_hold_is_counted():
+    x = np.float32([[3.4e38] * 32, [1.0] * 32])
+    q = quantize(x, "mxfp4")
+    assert q.dequantize("float64")[0, 0] == 2.0**128 and np.isinf(q.dequantize()[0]).all() and np.isfinite(q.dequantize()[1]).all()
+    total = report(x, q).total
+    assert (total.overflowed, total.outside, total.poisoned) == (32, 0, 0) and "32 beyond float32" in str(total)
+    assert report(x / 2, quantize(x / 2, "mxfp4")).total.overflowed == 0
+
+
 def test_as_data_and_table():
     x = sample()
     x[7, 100:120] *= 50

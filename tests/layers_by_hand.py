@@ -110,3 +110,12 @@ MAKE = {
     "nvfp4-modelopt": lambda rng, **k: nvfp4(rng, modelopt=True, **k),
 }
 """Format -> function of a generator: (tensors, values)."""
+
+IN_WHOLE_GROUPS = {
+    **MAKE,
+    "awq": lambda rng, **k: awq(rng, **{"group": 64, **k}),
+    "gptq": lambda rng, **k: gptq(rng, **{"group": 64, **k}),
+    "gptq-v2": lambda rng, **k: gptq(rng, **{"version": 2, "group": 64, **k}),
+    "compressed-tensors": lambda rng, **k: compressed_tensors(rng, **{"group": 64, **k}),
+}
+"""The same without a short last group, which the loaders of AWQ and compressed-tensors do not take."""

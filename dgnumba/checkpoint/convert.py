@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ..errors import ProblemError
+from ..errors import ProblemError, guess
 from .layer import Layer, LayerFormat, Scheme
-from .layers import FORMATS, config_metadata, config_of, find_layers, format_named
-from .recipes import FLOATS, Options, keeps_groups, recipe
+from .layers import FORMATS, check_overrides, config_metadata, config_of, find_layers
+from .recipes import FLOATS, Options, check_options, given_options, keeps, recipe
 from .settings import METADATA_KEY, settings_of
 from .steps import Copy, Dequantize, Recode, Requantize, Step, TensorReport, Weight
 from .tensors import SUFFIX, TensorInfo, TensorSource
@@ -70,8 +70,9 @@ def convert(
     Raises:
         ProblemError: no quantized layer; a layer that `to` cannot hold; a broken source.
     """
-    form = None if to in FLOATS else format_named(to)
-    options = options or Options()
+    form = None if to.lower() in FLOATS else _target(to, (*FORMATS, *FLOATS))
+    to, options = to.lower(), options or Options()
+    check_options(options, to)
     with TensorSource(source) as tensors:
         settings = settings_of(tensors.path, tensors.metadata).with_overrides(group, gptq_version)
         layers = find_layers(tensors, settings)
@@ -79,10 +80,12 @@ def convert(
             raise ProblemError(
                 f"{source}: expected quantized layers ({', '.join(FORMATS)}), got none among {len(tensors)} tensors; floats are for dgnumba quantize"
             )
+        check_overrides(list(layers.values()), group, gptq_version)
         work = _Work()
         for layer in layers.values():
             with _named(layer.name):
                 work.add_layer(layer, tensors, form, to, options)
+        work.check_used(options, to)
         owned = {tensor for layer in layers.values() for tensor in layer.tensors}
         work.steps += [Copy(info) for name, info in tensors.items() if name not in owned]
         return work.run(tensors, Path(out), form, progress)
@@ -111,8 +114,9 @@ def quantize_checkpoint(
     Raises:
         ProblemError: no weight to quantize; one that is not finite; a broken source.
     """
-    form = format_named(to)
-    options = options or Options()
+    form = _target(to, FORMATS)
+    to, options = form.name, options or Options()
+    check_options(options, to)
     with TensorSource(source) as tensors:
         chosen = [info for name, info in tensors.items() if _is_weight(info) and _fits(name, include) and not _fits(name, exclude)]
         if not chosen:
@@ -148,10 +152,13 @@ class _Work:
             self.steps.append(Dequantize(weight, to))
             return
         stored = form.as_stored(layer.scheme)
-        if stored is not None and keeps_groups(options, layer.scheme, layer.shape[-1]):
+        if stored is not None and keeps(options, layer.scheme, layer.shape[-1]):
+            form.check_written(layer.shape, stored)
             self.steps.append(Recode(layer, form, stored))
             self.is_symmetric &= not layer.scheme.has_zero_point
         else:
+            if options.group is None and layer.scheme.dtype in ("int4", "uint4"):
+                options = replace(options, group=layer.scheme.granularity[1])
             made = recipe(form, layer.shape, layer.scheme.scale_dtype, options)
             self.steps.append(Requantize(weight, form, made, options.measure))
             stored = made.scheme
@@ -184,9 +191,16 @@ class _Work:
         if "sym" in found:
             found["sym"] = self.is_symmetric
         left = [step.info.name.removesuffix(".weight") for step in self.steps if isinstance(step, Copy) and _is_linear(step.info)]
-        if left and form.ignore_key:
-            found[form.ignore_key] = left
-        return found
+        return found | (form.ignored(left) if left else {})
+
+    def check_used(self, options: Options, to: str) -> None:
+        """Refuse options of new layers where no layer is quantized anew."""
+        of_new = [name for name in given_options(options) if name in ("search", "rule", "use_ue8m0")]
+        if of_new and not any(isinstance(step, Requantize) for step in self.steps):
+            raise ProblemError(
+                f"{', '.join(of_new)}: expected none, as every layer keeps its values in {to} and none is quantized anew; "
+                "another group (--group) or zero points would"
+            )
 
     def run(self, source: TensorSource, out: Path, form: LayerFormat | None, progress: Progress | None) -> Conversion:
         _check_out(source, out)
@@ -207,6 +221,12 @@ class _Work:
                 report = step.run(source, writer, advance)
                 reports += [report] if report is not None else []
         return Conversion(out, tuple(reports), source.nbytes, total, config)
+
+
+def _target(to: str, known: Iterable[str]) -> LayerFormat:
+    if to.lower() not in FORMATS:
+        raise ProblemError(f"to: expected one of {', '.join(known)}, got {to}{guess(to, known)}")
+    return FORMATS[to.lower()]
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -67,7 +67,9 @@ class Mxfp4(LayerFormat):
         """Bytes of pairs and of scales."""
         return {".weight_packed": LOW_FIRST.pack(q.codes), ".weight_scale": q.scale.view(np.uint8)}
 
-    ignore_key = "ignore"
+    def ignored(self, modules: Sequence[str]) -> dict[str, Any]:
+        """Under "ignore"."""
+        return {"ignore": list(modules)}
 
     def config(self, scheme: Scheme) -> dict[str, Any]:
         """As llm-compressor's."""
@@ -181,7 +183,9 @@ class Nvfp4(LayerFormat):
         with np.errstate(divide="ignore"):
             return np.float32(np.float64(1) / np.float64(multiplier))
 
-    ignore_key = "ignore"
+    def ignored(self, modules: Sequence[str]) -> dict[str, Any]:
+        """Under "ignore"."""
+        return {"ignore": list(modules)}
 
     def config(self, scheme: Scheme) -> dict[str, Any]:
         """As llm-compressor's."""
@@ -204,7 +208,9 @@ class Nvfp4ModelOpt(Nvfp4):
         """The same, in float32."""
         return np.float32(multiplier)
 
-    ignore_key = "ignore"
+    def ignored(self, modules: Sequence[str]) -> dict[str, Any]:
+        """Under "ignore"."""
+        return {"ignore": list(modules)}
 
     def config(self, scheme: Scheme) -> dict[str, Any]:
         """As ModelOpt's."""

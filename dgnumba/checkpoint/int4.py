@@ -6,7 +6,9 @@ in each of them, ``(code - zero) * scale``, so that from one to another nothing 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +65,16 @@ def as_uint4(q: QTensor) -> tuple[Any, Any]:
     offset = 8 if q.dtype.name == "int4" else 0
     zero = np.zeros(q.scale.shape, np.int16) if q.zero_point is None else q.zero_point.astype(np.int16)
     return q.codes ^ offset, (zero + offset).astype(np.uint8)
+
+
+def _check_groups(k: int, scheme: Scheme, name: str) -> None:
+    """Refuse a short last group, which the format's loaders do not take. GPTQ's do: AutoGPTQ rounds the count of groups up."""
+    group = scheme.granularity[1]
+    if k % group:
+        raise ProblemError(
+            f"group: expected one that divides K = {k} for {name}, whose loaders take no short last group, got {group}; "
+            f"{math.gcd(k, group)} does, or -1 for whole rows"
+        )
 
 
 class _Transposed(LayerFormat):
@@ -127,6 +139,10 @@ class AwqFormat(_Transposed):
         (k, words), (count, _) = infos[".qweight"].shape, infos[".scales"].shape
         return (words * 8, k), Scheme("uint4", (1, group_size(k, count, settings)), scale_type(infos[".scales"]), True)
 
+    def check_written(self, shape: tuple[int, ...], scheme: Scheme) -> None:
+        """Whole groups, or AutoAWQ asserts."""
+        _check_groups(shape[-1], scheme, self.name)
+
     def weight_part(self, n: int, k: int) -> Part:
         """``[K, N/8]``."""
         return Part(".qweight", "int32", (k, n // 8), 1, 8)
@@ -190,7 +206,9 @@ class GptqFormat(_Transposed):
         """g_idx too: it is written always, as AutoGPTQ does, and read where the columns are not in order."""
         return (*super().parts(shape, scheme), Part(".g_idx", "int32", (shape[1],), None, may_lack=True))
 
-    ignore_key = None
+    def ignored(self, modules: Sequence[str]) -> dict[str, Any]:
+        """As GPTQModel says it, and vLLM reads it: patterns of names, each to be skipped."""
+        return {"dynamic": {f"-:^{re.escape(name)}$": {} for name in modules}}
 
     def config(self, scheme: Scheme) -> dict[str, Any]:
         """As AutoGPTQ's and GPTQModel's; ``sym`` is set by who knows that every zero point is 8."""
@@ -275,7 +293,13 @@ class CompressedTensorsFormat(LayerFormat):
         """The shape is the whole layer's, whatever slab is written."""
         return np.array(shape, part.dtype) if part.suffix == ".weight_shape" else made[part.suffix]
 
-    ignore_key = "ignore"
+    def ignored(self, modules: Sequence[str]) -> dict[str, Any]:
+        """Under "ignore"."""
+        return {"ignore": list(modules)}
+
+    def check_written(self, shape: tuple[int, ...], scheme: Scheme) -> None:
+        """Whole groups, or compressed-tensors raises."""
+        _check_groups(shape[-1], scheme, self.name)
 
     def config(self, scheme: Scheme) -> dict[str, Any]:
         """As llm-compressor's."""

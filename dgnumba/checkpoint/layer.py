@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -203,8 +203,16 @@ class LayerFormat(ABC):
         """What a config.json says of layers like this, under ``quantization_config``."""
         return {}
 
-    ignore_key: str | None = "modules_to_not_convert"
-    """Where that lists the modules left as they are; None: it has no such list."""
+    def ignored(self, modules: Sequence[str]) -> dict[str, Any]:
+        """What the config says beside that, where these modules are left as they are."""
+        return {"modules_to_not_convert": list(modules)}
+
+    def check_written(self, shape: tuple[int, ...], scheme: Scheme) -> None:  # noqa: B027  (most formats have nothing to say)
+        """Refuse a layer that would be held, but that others' loaders would not take.
+
+        Raises:
+            ProblemError: such a one, and why.
+        """
 
     def specs(self, name: str, shape: tuple[int, ...], scheme: Scheme) -> list[TensorSpec]:
         """The tensors of a layer, to announce to a `TensorWriter`."""

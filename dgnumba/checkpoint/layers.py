@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ProblemError
+from ..errors import ProblemError, guess
 from ..quant import QTensor
 from .fp4 import MXFP4_FORMAT, MXFP4_STACK_FORMAT, NVFP4_FORMAT, NVFP4_MODELOPT_FORMAT
 from .fp8 import FP8_BLOCK
@@ -37,14 +37,14 @@ FORMATS: dict[str, LayerFormat] = {
 
 
 def format_named(name: str) -> LayerFormat:
-    """The format of this name.
+    """The format of this name, in whatever case.
 
     Raises:
         ProblemError: none of `FORMATS`.
     """
-    if name not in FORMATS:
-        raise ProblemError(f"format: expected one of {', '.join(FORMATS)}, got {name}")
-    return FORMATS[name]
+    if name.lower() not in FORMATS:
+        raise ProblemError(f"format: expected one of {', '.join(FORMATS)}, got {name}{guess(name, FORMATS)}")
+    return FORMATS[name.lower()]
 
 
 def find_layers(source: TensorSource, settings: Settings | None = None) -> dict[str, Layer]:
@@ -86,8 +86,22 @@ def read_layer(where: str | Path, name: str, *, group: int | None = None, gptq_v
             few = ", ".join(list(layers)[:4]) or "none"
             raise ProblemError(f"name: expected a quantized layer of {where} ({few}{', ...' if len(layers) > 4 else ''}), got {name}")
         layer = layers[name]
+        check_overrides([layer], group, gptq_version)
         q = layer.read(source)
     return q if len(layer.shape) == 2 else _stacked(q, layer.shape)
+
+
+def check_overrides(layers: Iterable[Layer], group: int | None, gptq_version: int | None) -> None:
+    """Refuse to be told of a source what none of its layers has.
+
+    Raises:
+        ProblemError: columns of a group where no layer is of int4 groups, or a GPTQ version where none is GPTQ.
+    """
+    names = sorted({layer.format.name for layer in layers})
+    if group is not None and not any(layer.scheme.dtype in ("int4", "uint4") for layer in layers):
+        raise ProblemError(f"group: expected none for a source of {', '.join(names)}, whose groups are fixed, got {group}")
+    if gptq_version is not None and not any(name.startswith("gptq") for name in names):
+        raise ProblemError(f"gptq_version: expected none for a source of {', '.join(names)}, got {gptq_version}")
 
 
 def write_layers(
@@ -114,6 +128,7 @@ def write_layers(
     schemes, specs, extra = {}, [], dict(tensors or {})
     for name, q in layers.items():
         schemes[name] = stored_scheme(form, scheme_of(q), name)
+        form.check_written(q.shape, schemes[name])
         specs += form.specs(name, q.shape, schemes[name])
     specs += [TensorSpec.of(name, np.asarray(x).dtype.name, np.shape(x)) for name, x in extra.items()]
     with TensorWriter(where, specs, {"format": "pt", **config_metadata(config_of(form, schemes.values())), **(metadata or {})}) as writer:

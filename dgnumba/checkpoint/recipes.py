@@ -15,6 +15,10 @@ from .layer import LayerFormat, Scheme
 FLOATS = ("float32", "bfloat16", "float16")
 """What layers can be converted to that are then quantized no more."""
 
+_OF_INT4 = ("group", "zero_points", "search", "scale_dtype", "rule")
+_TAKES: dict[str, tuple[str, ...]] = {"fp8-block": ("search", "use_ue8m0"), "mxfp4": ("search", "rule"), "mxfp4-stack": ("search", "rule")}
+_TAKES |= {"nvfp4": ("search",), "nvfp4-modelopt": ("search",), **dict.fromkeys(FLOATS, ())}
+"""Format -> the options that say something about it, beside `measure`; of the formats of int4 all but one."""
 
 DEFAULT_GROUP = 128
 
@@ -26,7 +30,8 @@ class Options:
     Attributes:
         group: columns that share a scale, of AWQ, GPTQ and compressed-tensors; -1 for all of K.
             None: 128, or as the layer has it already.
-        zero_points: whether each group has one; None: AWQ yes, GPTQ and compressed-tensors no.
+        zero_points: whether each group has one, of the same; None: AWQ yes, GPTQ and
+            compressed-tensors no, or as the layer has it already.
         search: look for the scales of the least squared error (quant.quantize).
         use_ue8m0: scales of FP8 blocks are powers of two.
         scale_dtype: of int4 formats: float16 or bfloat16; None: float16 for AWQ and GPTQ, for
@@ -34,6 +39,8 @@ class Options:
         rule: of int4 without zero points: "amax/7", "amax/7.5" or "extremum/-8"; of MXFP4 "rceil",
             "floor", "ceil" or "even". None: the first.
         measure: compare every element with what it was, for the report; takes most of the time.
+
+    What says nothing about the format that is made is refused.
     """
 
     group: int | None = None
@@ -49,6 +56,42 @@ class Options:
             raise ProblemError(f"group: expected 1 or more, or -1 for all of K, got {self.group}")
         if self.scale_dtype not in (None, "float16", "bfloat16"):
             raise ProblemError(f"scale_dtype: expected float16 or bfloat16, got {self.scale_dtype}")
+
+
+def check_options(options: Options, to: str) -> None:
+    """Refuse options that a format does not take.
+
+    Raises:
+        ProblemError: such an option, or a rule that does not go with the rest; says what is taken.
+    """
+    taken = _TAKES.get(to, _OF_INT4)
+    given = given_options(options)
+    for name, value in given.items():
+        if name not in taken:
+            raise ProblemError(f"{name}: expected none for {to}, which takes {', '.join(taken) or 'no options'}, got {value}")
+    if options.rule is None:
+        return
+    if to in _TAKES:
+        as_format("mxfp4").with_rule(options.rule)
+    elif has_zero_points(options, to):
+        hint = f"; {to} has them unless zero_points (--no-zero-points) says otherwise" if options.zero_points is None else ""
+        raise ProblemError(f"rule: expected none with zero points, got {options.rule}{hint}")
+    else:
+        as_format("int4_g128").with_rule(options.rule)
+
+
+def given_options(options: Options) -> dict[str, Any]:
+    """The options that are not as they are by default, `measure` apart."""
+    return {
+        name: value
+        for name, value in vars(options).items()
+        if name != "measure" and value is not None and value is not False or name == "zero_points" and value is False
+    }
+
+
+def has_zero_points(options: Options, to: str) -> bool:
+    """Whether new int4 layers of this format get zero points."""
+    return to == "awq" if options.zero_points is None else options.zero_points
 
 
 @dataclass(frozen=True)
@@ -106,7 +149,7 @@ def recipe(form: LayerFormat, shape: tuple[int, ...], source: str, options: Opti
 def _int4_recipe(form: LayerFormat, shape: tuple[int, ...], source: str, options: Options) -> Recipe:
     k = max(shape[-1], 1)
     group = k if options.group == -1 else min(options.group or DEFAULT_GROUP, k)
-    has_zero = form.name == "awq" if options.zero_points is None else options.zero_points
+    has_zero = has_zero_points(options, form.name)
     default = source if form.name == "compressed-tensors" and source in ("float16", "bfloat16") else "float16"
     scale_dtype = options.scale_dtype or default
     name = f"{'uint4' if has_zero else 'int4'}_g{group}"
@@ -116,11 +159,14 @@ def _int4_recipe(form: LayerFormat, shape: tuple[int, ...], source: str, options
     made = Scheme("uint4" if has_zero else "int4", (1, group), scale_dtype, has_zero)
     stored = form.as_stored(made)
     assert stored is not None
+    form.check_written(shape, stored)
     return Recipe(stored, quant, form, options.search)
 
 
-def keeps_groups(options: Options, scheme: Scheme, k: int) -> bool:
-    """Whether a layer's groups are those that the options ask for, or they ask for none."""
-    if options.group is None or scheme.dtype not in ("int4", "uint4"):
+def keeps(options: Options, scheme: Scheme, k: int) -> bool:
+    """Whether a layer is as the options ask for, where they ask: groups, zero points and scale type of int4."""
+    if scheme.dtype not in ("int4", "uint4"):
         return True
-    return scheme.granularity[1] == (k if options.group == -1 else min(options.group, k))
+    group = None if options.group is None else k if options.group == -1 else min(options.group, k)
+    asked = ((group, scheme.granularity[1]), (options.zero_points, scheme.has_zero_point), (options.scale_dtype, scheme.scale_dtype))
+    return all(wanted in (None, found) for wanted, found in asked)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ..dtypes import DTYPES
 from ..errors import ProblemError
-from ..quant import Tally
+from ..quant import QTensor, Tally
 from .layer import Layer, LayerFormat, Scheme, slabs
 from .recipes import Recipe
 from .tensors import COPY_BYTES, TAGS, TensorInfo, TensorSource, numpy_type
@@ -35,6 +35,7 @@ class TensorReport:
         kind: "exact" (the same values), "quantized" (anew), "dequantized", or "kept".
         tally: errors against what it was before; None where there are none by construction.
         why: of what was kept although it was asked for.
+        flags: what to look at before the layer is used: scales at the ends of their type, little left.
     """
 
     name: str
@@ -46,6 +47,7 @@ class TensorReport:
     nbytes_after: int
     tally: Tally | None = None
     why: str = ""
+    flags: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Numbers and strings alone, for JSON."""
@@ -54,7 +56,49 @@ class TensorReport:
             t = self.tally
             found |= {"sqnr_db": None if np.isinf(t.sqnr_db) else t.sqnr_db, "largest_error": t.largest_error, "bound_used": t.bound_used}
             found |= {"clipped": t.clipped, "outside": t.outside, "elements": t.elements}
-        return {**found, "shape": list(self.shape)}
+        return {**found, "shape": list(self.shape), "flags": list(self.flags)}
+
+
+LITTLE_LEFT_DB = 6.0
+"""An SQNR below this is flagged: the error is half the layer, or more."""
+
+
+class Ends:
+    """Scales of blocks, and how many of them lie at an end of a type of 16 bits, where they are not what the rule makes."""
+
+    def __init__(self) -> None:
+        self.count = self.high = self.low = 0
+        self.dtype = DTYPES["float32"]
+
+    def add(self, x: Any, q: QTensor) -> None:
+        """Count the scales of rows ``[rows, K]``, one for each group of columns."""
+        self.dtype = q.scale_dtype
+        if self.dtype.bits != 16:
+            return
+        size = np.abs(q.scales)
+        self.count += size.size
+        self.high += int((size >= np.float32(self.dtype.max)).sum())
+        low = size < np.float32(self.dtype.min_normal)
+        if low.any():
+            some = np.logical_or.reduceat(x != 0, range(0, x.shape[1], q.granularity[1]), axis=1)
+            self.low += int((low & some).sum())
+
+    def flags(self) -> Iterator[str]:
+        """In words."""
+        if self.high:
+            yield f"{self.high} of {self.count} scales are the largest {self.dtype}, {self.dtype.max:g}, and what lies beyond is clipped"
+        if self.low:
+            yield f"{self.low} of {self.count} scales lie below {self.dtype}'s normal range, {self.dtype.min_normal:.2g}, and are coarse"
+
+
+def flags_of(tally: Tally | None, ends: Ends | None = None) -> tuple[str, ...]:
+    """What a report has to point at."""
+    found = [] if ends is None else list(ends.flags())
+    if tally is not None and tally.squares and tally.sqnr_db < LITTLE_LEFT_DB:
+        found.append(f"SQNR {tally.sqnr_db:.2f} dB: the error is half the layer or more")
+    if tally is not None and tally.overflowed:
+        found.append(f"{tally.overflowed} values are beyond float32")
+    return tuple(found)
 
 
 class Step(ABC):
@@ -147,10 +191,18 @@ class Weight:
             self._whole = self.layer.read_whole(source)
         for rows in slabs(self.rows, columns, SLAB_ELEMENTS):
             if self.layer is not None:
-                yield rows, self.layer.read(source, rows, self._whole).dequantize()
+                yield rows, self._values(self.layer.read(source, rows, self._whole), rows)
             else:
                 part = source.read_part(self.tensor, 0, rows.start, rows.stop, shape=(self.rows, columns))
                 yield rows, part.astype(np.float32, copy=False)
+
+    def _values(self, q: QTensor, rows: slice) -> Any:
+        x = q.dequantize()
+        beyond = np.isinf(x)
+        if beyond.any() and np.isfinite(exact := np.where(beyond, q.dequantize("float64"), np.inf)).any():
+            r, c = (int(i) for i in np.argwhere(np.isfinite(exact))[0])
+            raise ProblemError(f"{self.name}: expected values that float32 holds, got {exact[r, c]:g} at [{r + rows.start}, {c}]")
+        return x
 
 
 class Requantize(Step):
@@ -162,7 +214,7 @@ class Requantize(Step):
 
     def run(self, source: TensorSource, writer: TensorWriter, advance: Advance) -> TensorReport:
         """Read, quantize, compare, write."""
-        weight, done, tally = self.weight, 0, Tally()
+        weight, done, tally, ends = self.weight, 0, Tally(), Ends()
         whole = None
         if self.recipe.scheme.has_global_scale:
             whole = self.recipe.global_scale(max((_amax(x, weight.name, rows) for rows, x in weight.slabs(source)), default=0.0))
@@ -170,6 +222,7 @@ class Requantize(Step):
             _amax(x, weight.name, rows)
             q = self.recipe(x, whole)
             self.form.write(writer, weight.name, weight.shape, self.recipe.scheme, q, rows)
+            ends.add(x, q)
             if self.with_tally:
                 tally.add(x, q)
             done = _advanced(self.nbytes, rows.stop, weight.rows, done, advance)
@@ -182,6 +235,7 @@ class Requantize(Step):
             weight.nbytes,
             self.nbytes,
             tally if self.with_tally else None,
+            flags=flags_of(tally if self.with_tally else None, ends),
         )
 
 
@@ -209,7 +263,8 @@ class Dequantize(Step):
             _count_rounding(tally, x, back)
             writer.write(self.specs[0].name, rounded, first=rows.start, shape=flat)
             done = _advanced(self.nbytes, rows.stop, weight.rows, done, advance)
-        return TensorReport(weight.name, weight.before, self.dtype, weight.shape, "dequantized", weight.nbytes, self.nbytes, tally)
+        made = TensorReport(weight.name, weight.before, self.dtype, weight.shape, "dequantized", weight.nbytes, self.nbytes, tally)
+        return replace(made, flags=flags_of(tally))
 
 
 def _count_rounding(tally: Tally, x: Any, back: Any) -> None:

@@ -83,6 +83,8 @@ def tell(done: Conversion, report: Path | None) -> None:
     for line in done.reports:
         if line.kind == "kept":
             out.print(f"kept {line.name}: {line.why}")
+        for flag in line.flags:
+            out.print(f"LOOK AT {line.name}: {flag}")
     out.print(f"{done.path}: {size(done.nbytes_after)}, was {size(done.nbytes_before)}")
     if done.config is not None:
         out.print(f'for config.json: "quantization_config": {json.dumps(done.config)}')

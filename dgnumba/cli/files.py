@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,15 @@ def save(where: str, array: Any) -> None:
 
 
 def expect_folder(name: str, path: Path | None) -> None:
-    """Refuse, before the work is done, a file to write whose folder is missing."""
-    if path is not None and not path.parent.is_dir():
+    """Refuse, before the work is done, a file that cannot be written: a folder, one whose folder is missing, one that is read-only."""
+    if path is None:
+        return
+    if not path.parent.is_dir():
         raise ProblemError(f"{name}: expected a file in a folder that is there, got {path}; mkdir -p {path.parent}")
+    if path.is_dir():
+        raise ProblemError(f"{name}: expected a file, got the folder {path}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ProblemError(f"{name}: expected a file that may be written, got {path}")
 
 
 def split(where: str) -> tuple[Path, str | None]:

@@ -1,6 +1,7 @@
 """What a config.json has to say of a file that was written: what loaders would otherwise misread."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -45,6 +46,20 @@ def test_matrices_that_were_left_are_named(floats, tmp_path, to, key):
     done = quantize_checkpoint(floats, tmp_path / "out.safetensors", to)
     assert sorted(done.config[key]) == ["lm_head", "model.gate"]
     assert written(done.path) == done.config
+
+
+@pytest.mark.parametrize("to", ["gptq", "gptq-v2"])
+def test_gptq_skips_by_patterns_of_names(floats, tmp_path, to):
+    """As GPTQModel and vLLM match them: from the name's beginning, each with "-:" before it."""
+    done = quantize_checkpoint(floats, tmp_path / "out.safetensors", to)
+    patterns = list(done.config["dynamic"])
+    assert written(done.path) == done.config and set(map(str, done.config["dynamic"].values())) == {"{}"}
+    skipped = [name for name in ("lm_head", "model.gate", "model.a", "modelxgate", "model.gate_proj") if is_skipped(name, patterns)]
+    assert skipped == ["lm_head", "model.gate"]
+
+
+def is_skipped(name, patterns):
+    return any(re.match(pattern.removeprefix("-:"), name) for pattern in patterns if pattern.startswith("-:"))
 
 
 def test_nothing_is_named_where_nothing_was_left(floats, tmp_path):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layers_by_hand import MAKE, awq, compressed_tensors, fp8_block, gptq, mxfp4, mxfp4_stack, nvfp4
+from layers_by_hand import IN_WHOLE_GROUPS as MAKE
+from layers_by_hand import awq, compressed_tensors, fp8_block, gptq, mxfp4, mxfp4_stack, nvfp4
 from safetensors_by_hand import file_bytes, parse, same_bits
 
 from dgnumba.checkpoint import FORMATS, Options, convert, quantize_checkpoint, read_layer, steps
@@ -26,7 +27,7 @@ def small_slabs(monkeypatch):
     monkeypatch.setattr(steps, "SLAB_ELEMENTS", 1)
 
 
-def weights(rng, n=264, k=192, dtype="bfloat16"):
+def weights(rng, n=264, k=256, dtype="bfloat16"):
     return (rng.standard_normal((n, k)) * 0.05).astype(np.dtype(getattr(ml_dtypes, dtype, dtype)))
 
 
@@ -64,7 +65,7 @@ def test_between_the_two_of_nvfp4_only_the_global_scale_may_be_rounded(save, rng
 
 @pytest.mark.parametrize("make", [gptq, compressed_tensors])
 def test_F27_act_order_goes_where_it_can_be_held_and_is_undone_elsewhere(make, save, rng, tmp_path):
-    tensors, values = make(rng, n=16, act_order=True)
+    tensors, values = make(rng, n=16, k=256, act_order=True)
     out = tmp_path / "out.safetensors"
     for to, kind in (("gptq-v2", "exact"), ("compressed-tensors", "exact"), ("awq", "quantized")):
         done = convert(save(tensors), out, to)
@@ -117,7 +118,7 @@ def test_floats_become_what_quantize_makes_of_the_whole(to, save, rng, tmp_path,
 @pytest.mark.parametrize("to", WEIGHTS)
 @pytest.mark.parametrize("source", ["fp8-block", "mxfp4", "nvfp4"])
 def test_layers_are_quantized_anew_from_their_values(source, to, save, rng, tmp_path, small_slabs):
-    tensors, values = MAKE[source](rng, n=264, k=192)
+    tensors, values = MAKE[source](rng, n=264, k=256)
     done = convert(save(tensors), tmp_path / "out.safetensors", to)
     found = read_layer(tmp_path / "out.safetensors", "l")
     if source.split("-")[0] == to.split("-")[0]:
@@ -140,7 +141,7 @@ def test_every_element_is_within_the_bound_of_what_is_stored(seed, to, scale, se
     with tempfile.TemporaryDirectory() as folder:
         path, out = Path(folder) / "in.safetensors", Path(folder) / "out.safetensors"
         path.write_bytes(file_bytes({"l.weight": x}))
-        options = Options(group=32, search=search, scale_dtype="bfloat16" if to in INT4 else None)
+        options = Options(32 if to in INT4 else None, search=search, scale_dtype="bfloat16" if to in INT4 else None)
         quantize_checkpoint(path, out, to, options=options)
         q = read_layer(out, "l")
     assert (np.abs(q.dequantize("float64") - x) <= element_bound(x, q)).all()
@@ -184,7 +185,7 @@ def test_symmetric_gptq_has_the_zero_points_that_kernels_look_for(to, word, save
     found, metadata = parse(tmp_path / "out.safetensors")
     assert set(found["l.qzeros"].view(np.uint32).ravel().tolist()) == {word}
     assert json.loads(metadata["quantization_config"])["checkpoint_format"] == to.replace("-", "_")
-    assert found["l.g_idx"].tolist() == [k // 128 for k in range(192)]
+    assert found["l.g_idx"].tolist() == [k // 128 for k in range(256)]
 
 
 def test_options_of_int4(save, rng, tmp_path):
@@ -194,7 +195,7 @@ def test_options_of_int4(save, rng, tmp_path):
     assert q.granularity == (1, 32) and q.zero_point is not None and q.scale.dtype == ml_dtypes.bfloat16
     quantize_checkpoint(path, out, "awq", options=Options(group=-1, zero_points=False))
     q = read_layer(out, "l")
-    assert q.granularity == (1, 192) and set(q.zero_point.ravel().tolist()) == {8}
+    assert q.granularity == (1, 256) and set(q.zero_point.ravel().tolist()) == {8}
     convert(out, tmp_path / "again.safetensors", "gptq", options=Options(group=64))
     assert read_layer(tmp_path / "again.safetensors", "l").granularity == (1, 64)
     plain = quantize_checkpoint(path, out, "gptq").reports[0].tally.squared_error
@@ -258,13 +259,13 @@ def test_what_is_not_finite_is_refused_by_name_and_place(to, bad, save, rng, tmp
 @pytest.mark.parametrize("n", [0, 8, 128])
 def test_F01_zero_weights_and_no_rows(to, n, save, tmp_path):
     quantize_checkpoint(save({"l.weight": np.zeros((n, 64), np.float16)}), tmp_path / "out.safetensors", to)
-    q = read_layer(tmp_path / "out.safetensors", "l", group=64 if n == 0 else None)
+    q = read_layer(tmp_path / "out.safetensors", "l", group=64 if n == 0 and to in INT4 else None)
     assert q.shape == (n, 64)
     assert not q.dequantize().any() and not np.isnan(q.dequantize()).any()
 
 
 def test_a_layer_that_the_target_cannot_hold_is_named(save, rng, tmp_path):
-    tensors, _ = compressed_tensors(rng, name="model.l", n=12)
+    tensors, _ = compressed_tensors(rng, name="model.l", n=12, group=64)
     with pytest.raises(ProblemError, match=r"^model.l: shape: expected N in multiples of 8 for awq, got \[12, 192\]"):
         convert(save(tensors), tmp_path / "out.safetensors", "awq")
     with pytest.raises(ProblemError, match=r"^model.s: shape: expected a matrix \[N, K\] for fp8-block, got \[3, 10, 96\]"):
@@ -285,7 +286,7 @@ def test_progress_ends_at_what_there_is_to_do_and_metadata_goes_along(save, rng,
 
 def test_an_interrupted_conversion_leaves_nothing_and_the_old_file(save, rng, tmp_path):
     out = tmp_path / "out.safetensors"
-    path = save(awq(rng)[0])
+    path = save(MAKE["awq"](rng)[0])
 
     def stop(*now):
         raise KeyboardInterrupt
@@ -305,7 +306,7 @@ def test_where_not_to_write(save, rng, tmp_path):
         convert(path, path, "gptq")
     with pytest.raises(ProblemError, match="out: expected a file .safetensors, got .*out.npy"):
         convert(path, tmp_path / "out.npy", "gptq")
-    with pytest.raises(ProblemError, match="format: expected one of"):
+    with pytest.raises(ProblemError, match="to: expected one of fp8-block, .*, float16, got int3"):
         convert(path, tmp_path / "out.safetensors", "int3")
     with pytest.raises(ProblemError, match="expected quantized layers .* got none among 1 tensors"):
         convert(save({"x.weight": np.ones((8, 8), np.float32)}, "plain"), tmp_path / "out.safetensors", "awq")

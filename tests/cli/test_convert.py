@@ -60,6 +60,29 @@ def test_options_reach_the_quantizer(run, model, tmp_path):
     assert code == 2 and "rule: expected one of" in err
 
 
+def test_options_that_say_nothing_are_refused(run, model, tmp_path):
+    for arguments, message in (
+        (("--to", "mxfp4", "--group", 64), "group: expected none for mxfp4, which takes search, rule, got 64"),
+        (
+            ("--to", "awq", "--ue8m0"),
+            "use_ue8m0: expected none for awq, which takes group, zero_points, search, scale_dtype, rule, got True",
+        ),
+        (("--to", "fp8-block", "--no-zero-points"), "zero_points: expected none for fp8-block, which takes search, use_ue8m0, got False"),
+        (("--to", "nvfp4", "--rule", "floor"), "rule: expected none for nvfp4, which takes search, got floor"),
+    ):
+        code, out, err = run("quantize", model, tmp_path / "q.safetensors", *arguments)
+        assert (code, out) == (2, "") and message in err
+    assert not (tmp_path / "q.safetensors").exists()
+
+
+def test_a_layer_that_did_not_survive_is_shown(run, tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(file_bytes({"a.weight": np.full((8, 128), 1e-9, np.float32)}))
+    code, out, _ = run("quantize", path, tmp_path / "q.safetensors", "--to", "awq", "--report", tmp_path / "r.json")
+    flags = json.loads((tmp_path / "r.json").read_text())["layers"][0]["flags"]
+    assert code == 0 and len(flags) == 2 and all(f"LOOK AT a: {flag}" in out.splitlines() for flag in flags)
+
+
 def test_what_is_kept_is_told_with_the_reason(run, tmp_path, rng):
     path = tmp_path / "model.safetensors"
     path.write_bytes(file_bytes({"a.weight": np.ones((8, 128), np.float32), "b.weight": np.ones((9, 128), np.float32)}))
@@ -81,7 +104,7 @@ def test_the_group_of_the_source_can_be_said(run, tmp_path, rng):
     [
         (b"", ("convert", "--to", "awq"), "expected a safetensors file, got 0 bytes"),
         (None, ("convert", "--to", "awq"), "No such file or directory"),
-        ("awq", ("convert", "--to", "int3"), "format: expected one of fp8-block"),
+        ("awq", ("convert", "--to", "int3"), "to: expected one of fp8-block"),
         ("awq", ("quantize", "--to", "awq"), "got none among 3 tensors; quantized layers are for dgnumba convert"),
         ("awq", ("convert", "--to", "gptq", "--report", "none/r.json"), "report: expected a file in a folder that is there, got none"),
         ("awq", ("quantize", "--to", "awq", "--report", "none/r.json"), "report: expected a file in a folder that is there, got none"),
@@ -93,7 +116,7 @@ def test_refusals_are_one_line_and_leave_no_file(content, arguments, message, ru
     path, out, rng = tmp_path / "in.safetensors", tmp_path / "out.safetensors", np.random.default_rng(0)
     made = file_bytes(awq(rng)[0])
     if content == "nan":
-        tensors, _ = fp8_block(rng, n=128)
+        tensors, _ = fp8_block(rng, n=128, k=256)
         tensors["l.weight"].view(np.uint8)[0, 0] = 0x7F
         made = file_bytes(tensors)
     if content is not None:

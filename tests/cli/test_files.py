@@ -1,11 +1,13 @@
 """Arrays in files: what is written is read back, and a broken file is refused in words."""
 
+import os
+
 import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from dgnumba.cli.files import load, save, split
+from dgnumba.cli.files import expect_folder, load, save, split
 from dgnumba.errors import ProblemError
 
 DTYPES = [np.float16, np.float32, np.float64, np.uint8, np.int32, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
@@ -76,3 +78,21 @@ def test_a_pickle_in_npy_is_refused(tmp_path):
     np.save(tmp_path / "p.npy", np.array([object()]), allow_pickle=True)
     with pytest.raises(ProblemError, match=r"p\.npy"):
         load(str(tmp_path / "p.npy"))
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path):
+    expect_folder("report", None)
+    expect_folder("report", tmp_path / "new.json")
+    for path, message in (
+        (tmp_path / "none" / "r.json", "report: expected a file in a folder that is there, got .*; mkdir -p .*none"),
+        (tmp_path, "report: expected a file, got the folder"),
+    ):
+        with pytest.raises(ProblemError, match=message):
+            expect_folder("report", path)
+    locked = tmp_path / "locked.json"
+    locked.write_text("")
+    locked.chmod(0o400)
+    if os.access(locked, os.W_OK):
+        pytest.skip("this user may write to what is read-only")
+    with pytest.raises(ProblemError, match="report: expected a file that may be written, got .*locked.json"):
+        expect_folder("report", locked)

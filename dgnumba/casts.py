@@ -198,7 +198,17 @@ def quantize(
             "nvfp4" and the symmetric "int4" ones, in groups of 16, 32, 64, ... 512 columns, or whole
             rows of 32768 or fewer.
         format: a `Format` or its name.
-        scale, global_scale, search, rounding, seed: as in `quant.quantize`.
+        scale: calibrated scales in the place of the rule's, one for each block, positive, held
+            exactly by the format's scale type. What lies beyond the range becomes the largest
+            element.
+        global_scale: NVFP4's scale of the whole tensor, in the place of amax / 2688: one, or one a
+            matrix. So a tensor can be quantized in parts.
+        search: try scales beside the rule's too, and keep for each block the one of the least sum
+            of squared errors; never worse than the rule's.
+        rounding: "nearest", ties to even, or "stochastic": up or down with the probability that
+            makes the mean exact.
+        seed: of stochastic rounding; the same seed gives the same codes, in chunks or whole, on
+            host or device.
         packing: "low_first": codes of 4 bits two a byte, the even column in the low nibble; None: one
             a byte.
         on, stream, policy: as in `per_token_cast_to_fp8`.
@@ -218,18 +228,25 @@ def quantize(
     form, run = as_format(format), _Run(as_array(x, "x"), x, on, stream, policy)
     _check_packing(packing, form, run.shape)
     options: dict[str, Any] = {"scale": scale, "global_scale": global_scale, "search": search, "rounding": rounding, "seed": seed}
-    whole = _one_float32(global_scale, run.x) if form.has_global_scale else None
-    is_plain = all(options[name] in (None, False, "nearest") for name in ("search", "rounding", "seed")) and scale is None
-    takes_scale = form.scale_dtype.name == "float32" or form.has_global_scale or form.rule in UE8M0_RULES
-    plan = None
-    if is_plain and takes_scale and (global_scale is None or whole is not None):
-        rule = "nvfp4" if form.has_global_scale else form.rule
-        plan = run.quantize_plan(form.dtype.name, form.granularity, rule, packed=packing is not None, is_given=whole is not None)
+    plan, whole = _format_plan(run, form, packing, options)
     if plan is not None:
         return _tensor_of(form, run.x, packing, *run.quantize(plan, form.blocks(*run.shape), whole))
     with run.queued():
         q = quant.quantize(x, form, **options)
         return q if packing is None else replace(q, data=LOW_FIRST.pack(q.codes), packing=packing, extents=q.shape)
+
+
+def _format_plan(run: _Run, form: Format, packing: str | None, options: dict[str, Any]) -> tuple[QuantizePlan | None, Any]:
+    """The kernel for an array, a format and `quantize`'s options, None for the way of the host; and the tensor's scale, if one is given."""
+    given = options["global_scale"]
+    whole = _one_float32(given, run.x) if form.has_global_scale else None
+    is_plain = options["scale"] is None and (options["search"], options["rounding"], options["seed"]) == (False, "nearest", None)
+    takes_scale = form.scale_dtype.name == "float32" or form.has_global_scale or form.rule in UE8M0_RULES
+    if not (is_plain and takes_scale) or (given is not None and whole is None):
+        return None, None
+    rule = "nvfp4" if form.has_global_scale else form.rule
+    plan = run.quantize_plan(form.dtype.name, form.granularity, rule, packed=packing is not None, is_given=whole is not None)
+    return plan, whole
 
 
 def _check_packing(packing: str | None, form: Format, shape: tuple[int, ...]) -> None:

@@ -51,32 +51,7 @@ def quantize(
     rounding: Literal["nearest", "stochastic"] = "nearest",
     seed: int | None = None,
 ) -> QTensor:
-    """Quantize `x` to a format: `quant.FORMATS` lists them, `quant.Format` makes others.
-
-    Args:
-        x: ``[..., rows, columns]``, any float type (taken as float32), any strides; NumPy, CuPy,
-            torch or JAX. Leading axes are a stack of matrices, each quantized for itself. Not
-            modified.
-        format: a `Format` or its name.
-        scale: calibrated scales in the place of the rule's, one for each block, positive, held
-            exactly by the format's scale type. What lies beyond the range becomes the largest
-            element.
-        global_scale: NVFP4's scale of the whole tensor, in the place of amax / 2688: one, or one a
-            matrix. So a tensor can be quantized in parts.
-        search: try scales beside the rule's too, and keep for each block the one of the least sum
-            of squared errors; never worse than the rule's.
-        rounding: "nearest", ties to even, or "stochastic": up or down with the probability that
-            makes the mean exact.
-        seed: of stochastic rounding; the same seed gives the same codes, in chunks or whole, on
-            host or device.
-
-    Returns:
-        QTensor with data of the format's element type (on a device its codes as uint8), one a byte,
-        C-contiguous.
-
-    Raises:
-        DTypeError: `x` is no array of a float type. ProblemError: an unknown format, rank below 2,
-            scales that do not fit, or a seed missing.
+    """`dgnumba.quantize`, which has the contract, by the array module of `x`, one code a byte.
 
     >>> quantize(np.ones((3, 200), np.float32), "mxfp4")
     QTensor(float4_e2m1fn [3, 200], scale float8_e8m0fnu [3, 7], one per 1x32)

@@ -25,22 +25,7 @@ E2M1 = DTYPES["float4_e2m1fn"]
 
 
 def per_token_cast_to_fp4(x: Any, use_ue8m0: bool = False, gran_k: int = 128, use_packed_ue8m0: bool = False) -> QTensor:
-    """Quantize `x` to e2m1, two elements a byte, with one scale for each row and `gran_k` columns.
-
-    Args:
-        x: ``[m, n]``, n even, any float type, any strides; NumPy, CuPy, torch or JAX. Not modified.
-        use_ue8m0: round the scales up to powers of two, before the data is divided by them.
-        gran_k: columns that share a scale; the last group may be shorter.
-        use_packed_ue8m0: the scales as int32, four UE8M0 bytes each, the first in the lowest byte;
-            a last one is filled up with 1.0. Only with `use_ue8m0`.
-
-    Returns:
-        QTensor packed "low_first": data int8 ``[m, n / 2]``, the even column in the low nibble, and
-        scale float32 ``[m, ceil(n / gran_k)]`` (packed: a quarter of the columns, rounded up).
-
-    Raises:
-        DTypeError: `x` is no array of a float type. ProblemError: not of rank 2, n odd, `gran_k`
-            below 1, or packed scales that are no powers of two.
+    """`dgnumba.per_token_cast_to_fp4`, which has the contract, by the array module of `x`.
 
     >>> q = per_token_cast_to_fp4(np.array([[6.0, -3.0]], np.float32))
     >>> [hex(byte) for byte in q.data.view(np.uint8).ravel()], q.dequantize().tolist()

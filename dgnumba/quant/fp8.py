@@ -1,4 +1,7 @@
-"""Casts to FP8 with one float32 scale for each block, with DeepGEMM's names and numbers.
+"""Casts to FP8 with one float32 scale for each block, with DeepGEMM's names and numbers, in NumPy or CuPy.
+
+What each takes, gives and refuses is said where the package shows it, in `dgnumba.casts`, which takes these for arrays in host memory and for
+what no kernel takes.
 
 For a block of elements x, all in float32:
 
@@ -37,22 +40,7 @@ E4M3 = DTYPES["float8_e4m3fn"]
 
 
 def per_token_cast_to_fp8(x: Any, use_ue8m0: bool = False, gran_k: int = 128, use_packed_ue8m0: bool = False) -> QTensor:
-    """Quantize `x` to e4m3 with one scale for each row and `gran_k` columns: the left operand of `fp8_gemm_nt`.
-
-    Args:
-        x: ``[m, n]``, any float type, any strides; NumPy, CuPy, torch or JAX. Not modified.
-        use_ue8m0: round the scales up to powers of two, before the data is divided by them.
-        gran_k: columns that share a scale; the last group may be shorter.
-        use_packed_ue8m0: the scales as int32, four UE8M0 bytes each, the first in the lowest byte;
-            a last one is filled up with 1.0. Only with `use_ue8m0`.
-
-    Returns:
-        QTensor with data ``[m, n]`` and scale float32 ``[m, ceil(n / gran_k)]`` (packed: a quarter
-        of the columns, rounded up), both C-contiguous.
-
-    Raises:
-        DTypeError: `x` is no array of a float type. ProblemError: not of rank 2, `gran_k` below 1,
-            or packed scales that are no powers of two.
+    """`dgnumba.per_token_cast_to_fp8`, which has the contract, by the array module of `x`; scales are C-contiguous.
 
     >>> import numpy as np
     >>> per_token_cast_to_fp8(np.ones((3, 200), np.float32))
@@ -63,20 +51,7 @@ def per_token_cast_to_fp8(x: Any, use_ue8m0: bool = False, gran_k: int = 128, us
 
 
 def per_channel_cast_to_fp8(x: Any, use_ue8m0: bool = False, gran_k: int = 128) -> QTensor:
-    """Quantize `x` to e4m3 with one scale for each column and `gran_k` rows.
-
-    Args:
-        x: ``[m, n]`` as in `per_token_cast_to_fp8`; m must be a multiple of `gran_k`.
-        use_ue8m0: round the scales up to powers of two.
-        gran_k: rows that share a scale.
-
-    Returns:
-        QTensor with data ``[m, n]`` and scale float32 ``[m / gran_k, n]``.
-
-    Raises:
-        DTypeError: `x` is no array of a float type. ProblemError: wrong rank, or rows that are no
-            multiple of `gran_k`.
-    """
+    """`dgnumba.per_channel_cast_to_fp8`, which has the contract, by the array module of `x`."""
     view = as_array(x, "x")
     shape = view.array.shape
     if len(shape) == 2 and gran_k > 0 and shape[0] % gran_k:
@@ -85,21 +60,7 @@ def per_channel_cast_to_fp8(x: Any, use_ue8m0: bool = False, gran_k: int = 128) 
 
 
 def per_block_cast_to_fp8(x: Any, use_ue8m0: bool = False, gran_k: int = 128) -> QTensor:
-    """Quantize `x` to e4m3 with one scale for each `gran_k` x `gran_k` block: the right operand of `fp8_gemm_nt`.
-
-    Args:
-        x: ``[m, n]`` as in `per_token_cast_to_fp8`; blocks at the lower and right edge may be
-            smaller.
-        use_ue8m0: round the scales up to powers of two.
-        gran_k: rows, and columns, that share a scale.
-
-    Returns:
-        QTensor with data ``[m, n]`` and scale float32 ``[ceil(m / gran_k), ceil(n / gran_k)]``.
-
-    Raises:
-        DTypeError: `x` is no array of a float type. ProblemError: not of rank 2, or `gran_k` below
-            1.
-    """
+    """`dgnumba.per_block_cast_to_fp8`, which has the contract, by the array module of `x`."""
     return deepgemm_cast(as_array(x, "x"), (gran_k, gran_k), E4M3, use_ue8m0)
 
 

@@ -18,9 +18,10 @@ from cases import DENSE, SWAPPED, plan, run_plan, swapped
 import dgnumba.kernels
 from dgnumba import emu, quant
 from dgnumba.errors import EmulationError
-from dgnumba.kernels import GemmPlan, smxx_cast_rules, smxx_layout_rules
-from dgnumba.kernels.smxx_cast_rules import CastPlan
+from dgnumba.kernels import GemmPlan, smxx_cast_rules, smxx_layout_rules, smxx_quantize_rules
+from dgnumba.kernels.smxx_cast_rules import BuiltCast, CastPlan
 from dgnumba.kernels.smxx_layout_rules import LayoutPlan
+from dgnumba.kernels.smxx_quantize_rules import AmaxPlan, QuantizePlan
 from dgnumba.problem import scale_shape
 from dgnumba.quant.reference import exact_integer_reference
 from dgnumba.testing import assert_bits_equal, exact_problem
@@ -252,19 +253,51 @@ class Turn:
         assert_bits_equal(turned, np.ascontiguousarray(scales.T))
 
 
+@dataclass(frozen=True)
+class RowCast:
+    """Two rows to int8, a CTA one after the other."""
+
+    def is_likely(self, site: Site) -> bool:
+        """As in `Product`; the kernels of a room have one name."""
+        return site.ordinal < 2
+
+    def run(self, module: SimpleNamespace, policy: str) -> None:
+        """Run it on the module of the casts to few bits and compare with the host's."""
+        x = np.random.default_rng(0).standard_normal((2, 1024)).astype(np.float32)
+        q, scale, chosen = np.zeros(x.shape, np.uint8), np.zeros((2, 1), np.float32), QuantizePlan("int8", "float32", "row", 64)
+        run_kernel(module.build(chosen), (1, 1), (x, *x.strides, q, scale, *scale.strides, *x.shape, 0, 0), policy)
+        expected = quant.quantize(x, "int8_row")
+        assert_bits_equal(scale, expected.scale, "row")
+        assert_bits_equal(q, expected.codes, "row")
+
+
+@dataclass(frozen=True)
+class LookForAmax:
+    """The largest magnitude of a small matrix."""
+
+    def is_likely(self, site: Site) -> bool:
+        """As in `Product`."""
+        return True
+
+    def run(self, module: SimpleNamespace, policy: str) -> None:
+        """Run it on the module of the casts to few bits."""
+        x = np.random.default_rng(0).standard_normal((34, 48)).astype(np.float32)
+        partials, chosen = np.ones(smxx_quantize_rules.PARTIALS, np.float32), AmaxPlan("float32", True)
+        grid = smxx_quantize_rules.amax_grid(*x.shape)
+        run_kernel(module.build_amax(chosen), grid, (x, *x.strides, 0, partials, 0, 0, *x.shape, 0, 0), policy)
+        assert_bits_equal(partials.max(), np.abs(x).max())
+
+
+def run_kernel(built: BuiltCast, grid: tuple[int, int], args: tuple, policy: str) -> None:
+    """Step a kernel that takes arrays as addresses."""
+    arrays = [a for a in args if isinstance(a, np.ndarray)]
+    values = [kind(a.ctypes.data if isinstance(a, np.ndarray) else a) for kind, a in zip(built.argtypes, args, strict=True)]
+    emu.run(built.kernel, grid, built.threads, values, policy=policy, arrays=arrays)
+
+
 def run_by_address(module: SimpleNamespace, rules: ModuleType, chosen: object, args: tuple, policy: str) -> None:
     """Step the kernel that `module` builds of a plan, which takes arrays as addresses."""
-    built = module.build(chosen)
-    values = [a.ctypes.data if isinstance(a, np.ndarray) else a for a in args]
-    values = [kind(v) for kind, v in zip(rules.ARGTYPES, values, strict=True)]
-    emu.run(
-        built.kernel,
-        rules.grid(chosen, *args[-2:]),
-        built.threads,
-        values,
-        policy=policy,
-        arrays=[a for a in args if isinstance(a, np.ndarray)],
-    )
+    run_kernel(module.build(chosen), rules.grid(chosen, *args[-2:]), args, policy)
 
 
 TRIALS = {
@@ -285,6 +318,7 @@ TRIALS = {
     ],
     "smxx_cast": [Cast("block", (128, 128)), Cast("channel", (128, 1)), Cast("token", (1, 128))],
     "smxx_layout": [Turn()],
+    "smxx_quantize": [RowCast(), LookForAmax()],
 }
 """A kernel's module -> small runs of it that between them come to every branch."""
 

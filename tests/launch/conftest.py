@@ -15,8 +15,10 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+from launch.fake_kernels import ARRAY_1D, SIZES
 
 from dgnumba import arguments, cache, device, launching
+from dgnumba.assemble import Cubin
 from dgnumba.driver import context
 
 ENCODE = ctypes.CFUNCTYPE(
@@ -247,3 +249,27 @@ def fresh_cache(monkeypatch, tmp_path):
     monkeypatch.setattr(cache, "_warned", False)
     monkeypatch.setattr(cache, "_sources", lambda: "sources")
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def compiler(monkeypatch, fake_driver, fake_cupy, fresh_cache):
+    """Numba and ptxas replaced: `compiler.parameters` is what the next kernel takes."""
+
+    class Compiler(SimpleNamespace):
+        def takes(self, *parameters):
+            self.parameters = parameters
+            fake_driver.sizes = [SIZES[p] for p in parameters]
+
+        def compile_ptx(self, function, argtypes, *, arch, threads, min_ctas):
+            time.sleep(self.seconds)
+            self.compiled.append((function, argtypes, arch, threads))
+            return "ptx", "k"
+
+        def assemble(self, ptx, arch):
+            return Cubin(b"\x7fELF", "k", tuple(self.parameters))
+
+    made = Compiler(compiled=[], seconds=0.0)
+    made.takes(*ARRAY_1D)
+    monkeypatch.setattr(launching._numba, "compile_ptx", made.compile_ptx)
+    monkeypatch.setattr(launching, "assemble", made.assemble)
+    return made

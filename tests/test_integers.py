@@ -7,31 +7,24 @@ import functools
 import itertools
 import operator
 import pickle
-import re
 
 import numpy as np
 import pytest
+from edges import EDGES, SIGNED
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dgnumba.emu.arrays import GlobalArray
 from dgnumba.emu.rebind import Rebinder
 from dgnumba.emu.source import Sites
-from dgnumba.integers import ADVICE, u32, u64
+from dgnumba.integers import u32, u64
 
 pytest.importorskip("numba_cuda")  # the compiled side
 
 import on_cpu  # noqa: E402
 from numba import cuda  # noqa: E402
 
-from dgnumba import _numba  # noqa: E402
-from dgnumba.errors import CompileError  # noqa: E402
 from dgnumba.launching import launch  # noqa: E402
-from dgnumba.ptx import f32, memory, op, select, unrolled  # noqa: E402
-
-EDGES = [0, 1, 2, 3, 31, 32, 33, 63, 64, 127, 128, 255, 256, 2**16, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 2, 2**32 - 1, 2**32,
-         2**32 + 1, 2**33 + 5, 2**62, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1]  # fmt: skip
-SIGNED = [-1, -2, -31, -32, -(2**31), -(2**31) - 1, -(2**32), -(2**63)]
 
 # The complement before u64() shows the width of a result as well as its value: ~u32(5) has 32 bits, ~u64(5) 64.
 
@@ -236,13 +229,11 @@ def numbers_of_u32(out, x, y):
 
 TYPES = {"u32": u32, "u64": u64, "int": int}
 PAIRS = [(a, b) for a in TYPES for b in TYPES if (a, b) != ("int", "int")]
-TABLE = [(binary, 17, pair) for pair in PAIRS]
+TABLE = [(f, n, pair) for f, n in ((binary, 17), (min_max, 3)) for pair in PAIRS] + [(numbers_of_u32, 4, ("u32", "u32"))]
 TABLE += [(f, n, pair) for f, n in ((in_place, 10),) for pair in (("u32", "u32"), ("u64", "u32"), ("u64", "u64"))]
-TABLE += [(min_max, 3, pair) for pair in PAIRS]
 MIXED = [("u32", "u32"), ("u32", "int"), ("u32", "u64"), ("u64", "u64")]
 TABLE += [(f, n, pair) for f, n in ((min_max_of_more, 9), (powers, 9), (quotients, 6)) for pair in MIXED]
 TABLE += [(f, n, (t, t)) for f, n in ((constants, 21), (unary, 15), (signs, 3), (booleans, 11), (numbers, 12)) for t in ("u32", "u64")]
-TABLE += [(numbers_of_u32, 4, ("u32", "u32"))]
 IDS = [f"{f.__name__}-{a}-{b}" for f, _, (a, b) in TABLE]
 
 
@@ -394,271 +385,6 @@ def test_arrays_beside_u32_are_numpys_affair():
     assert np.array([u32(3), u64(4)]).tolist() == np.arange(u32(3), u32(5)).tolist() == [3, 4]
     with pytest.raises(TypeError):  # not to become another array in silence
         a += u32(1)
-
-
-# u32 stays in 32 bits
-
-RESULTS = 13
-
-
-def narrow(base, x, y):
-    divisor = y | 1
-    memory.store_shared_u32(base, x + y)
-    memory.store_shared_u32(base + 4, x - y * 3)
-    memory.store_shared_u32(base + 8, x // divisor)
-    memory.store_shared_u32(base + 12, x % 13)
-    memory.store_shared_u32(base + 16, x // 13)
-    memory.store_shared_u32(base + 20, (x << y) ^ (x >> 3))
-    memory.store_shared_u32(base + 24, min(x, y))
-    memory.store_shared_u32(base + 28, max(x & 3, y | 4))
-    memory.store_shared_u32(base + 32, x if x > y else y)
-    stage = x
-    stage += 1
-    if stage == 5:
-        stage = u32(0)
-    phase = y
-    phase ^= 1
-    memory.store_shared_u32(base + 36, stage)
-    memory.store_shared_u32(base + 40, phase)
-    tile = u32(cuda.blockIdx.x)
-    while tile < x:
-        tile += u32(cuda.gridDim.x)
-    memory.store_shared_u32(base + 44, tile)
-    memory.store_shared_u32(base + 48, ~tile)
-
-
-def test_u32_arithmetic_compiles_to_32_bits():
-    ptx, _ = _numba.compile_ptx(narrow, (u32, u32, u32))
-    body = ptx[ptx.index("{", ptx.index(".entry")) :]
-    assert len(re.findall(r"st\.shared\.b32", body)) == RESULTS
-    # a division by a constant may take the high half of a 32 x 32 product: mul.wide.u32 and a shift
-    assert re.findall(r"^.*\b(?:add|sub|mul|mad|div|rem|min|max|setp)\.(?:\w+\.)*(?:[bsu]64|f64|f32)\b.*$", body, re.MULTILINE) == []
-    assert "call" not in body
-
-
-def compile_error(kernel, *argtypes):
-    with pytest.raises(CompileError) as caught:
-        _numba.compile_ptx(kernel, (np.zeros(1, np.int64), *argtypes))
-    return str(caught.value)
-
-
-def test_a_float_is_no_u32():
-    def kernel(out, x):
-        out[0] = u32(2.5)
-
-    message = compile_error(kernel, u32)
-    assert re.search("Numba could not compile .*kernel", message) and "int(x) cuts a float" in message
-    for value in (2.5, np.float32(2.5)):
-        with pytest.raises(TypeError, match="u32: expected an integer, got float.*int.x. cuts a float"):
-            u32(value)
-
-
-def from_text(expression):
-    namespace = {"np": np, "u32": u32, "u64": u64}
-    exec(f"def kernel(out, x):\n    out[0] = {expression}", namespace)
-    return namespace["kernel"]
-
-
-@pytest.mark.parametrize("kind", [u32, u64])
-@pytest.mark.parametrize("symbol", ["+", "-", "*", "//", "%", "**", "&", "|", "^", "<<", ">>", "<", ">="])
-def test_beside_a_float_both_worlds_say_what_to_write(kind, symbol):
-    for expression in (f"x {symbol} 1.5", f"x {symbol} np.float32(0.5)", f"np.float32(0.5) {symbol} x", f"np.float64(0.5) {symbol} x"):
-        kernel = from_text(expression)
-        assert ADVICE in compile_error(kernel, kind), expression
-        with pytest.raises(TypeError) as refused:
-            kernel([0], kind(3))
-        assert ADVICE in str(refused.value), expression
-
-
-@pytest.mark.parametrize(
-    "expression", ["2.5 - x", "x == 2.5", "x != np.float32(2.5)", "min(x, 2.5)", "max(1, x, np.float32(3))", "x / 2", "2 / x", "x / x"]
-)
-def test_what_python_cannot_refuse_does_not_compile(expression):
-    message = compile_error(from_text(expression), u32)
-    assert ADVICE in message or "np.float32(x) / np.float32(y)" in message
-
-
-def test_plain_numbers_keep_numbas_rules():
-    """Beside no unsigned integer our typings stand aside."""
-
-    def kernel(out, x, y):
-        out[0] = (x + 7) // 2 * 3 - min(x, y, 3)
-        out[1] = u64(abs(x) + int(2.5 * x) + int(float(x) / 4))
-        out[2] = np.int64(np.float32(x)) + (x < y) + max(x, y)
-        out[3] = out[x % 3] + (5 if x else y)
-
-    run = on_cpu.compiled(kernel, int, int)
-    for x, y in ((5, 8), (100, 3), (0, 1), (1024, 1024)):
-        compiled, plain = np.zeros(4, np.uint64), np.zeros(4, np.uint64)
-        run(compiled, x, y)
-        kernel(GlobalArray(plain, "out"), x, y)
-        assert plain.tolist() == compiled.tolist()
-
-
-ONE_VARIABLE = ("x if x > 5 else 3", "3 if x > 5 else x", "x or 3", "x and (x > 2)", "x if x > 5 else u64(x)", "x if x > 5 else 2.5")
-
-
-@pytest.mark.parametrize("expression", ONE_VARIABLE)
-def test_a_variable_of_two_types_does_not_compile(expression):
-    """Python keeps each as it is, so that `(x if c else 3) - 5` wraps or not by the way it went; the GPU knows one type."""
-    assert "Python would keep each as it is, so write" in compile_error(from_text(expression), u32)
-
-
-def test_a_sum_begins_with_its_type():
-    def kernel(out, x):
-        total = 0
-        for _ in range(x):
-            total += x
-        out[0] = u64(total)
-
-    message = compile_error(kernel, u32)
-    assert "total = u32(0)" in message and "test_integers.py" in message  # and where
-
-
-def test_int_of_a_u64_says_what_to_write():
-    assert "np.int64(x)" in compile_error(from_text("int(x)"), u64)
-
-
-def test_an_array_is_indexed_by_u32():
-    def kernel(out, x, y):
-        out[x % 4] = u64(y)
-        out[4 + x % 4] = out[x % 4] + 1
-
-    run = on_cpu.compiled(kernel, u32, u32)
-    for x in (0, 3, 2**32 - 1):
-        compiled, plain = np.zeros(8, np.uint64), np.zeros(8, np.uint64)
-        run(compiled, u32(x), u32(77))
-        kernel(plain, u32(x), u32(77))
-        assert plain.tolist() == compiled.tolist()
-
-
-# Registers inside an unrolled operation follow the same rules
-
-
-REGISTER_EXPRESSIONS = (
-    lambda x, y: x + y,
-    lambda x, y: x - y,
-    lambda x, y: 5 - x,
-    lambda x, y: x * y,
-    lambda x, y: x // 13,
-    lambda x, y: x % 13,
-    lambda x, y: 1000 // (x | 1),
-    lambda x, y: (x & y) | (x ^ 7),
-    lambda x, y: x << 31,
-    lambda x, y: x << 32,
-    lambda x, y: x >> 33,
-    lambda x, y: x << y,
-    lambda x, y: x >> y,
-    lambda x, y: ~x,
-    lambda x, y: -x,
-    lambda x, y: -4 & x,
-    lambda x, y: +x + abs(y),
-    lambda x, y: x << 64,
-    lambda x, y: x << -1,
-    lambda x, y: x >> 32,
-    lambda x, y: x >> -1,
-    lambda x, y: 1 << x,
-    lambda x, y: 1000 >> y,
-    lambda x, y: x >> (y & 31) << (y >> 27),
-    lambda x, y: x + 2**40 + 2**32,
-    lambda x, y: x * -(2**31),
-    lambda x, y: x**5 + x**0,
-    lambda x, y: x ** (y & 15),
-    lambda x, y: 3**x,
-    lambda x, y: divmod(x, y | 1)[0] ^ divmod(77, y | 1)[1],
-    lambda x, y: np.uint32(7) - x,
-    lambda x, y: x + np.int64(-1),
-    lambda x, y: u32(7) - x + u32(y),
-    lambda x, y: x + True,
-    lambda x, y: x + (x > y),
-    lambda x, y: x << (x > y),
-    lambda x, y: select(x > y, x, y),
-    lambda x, y: select((x < 7) | (y >= x) & (y != 3), u32(5), x),
-    lambda x, y: select((x == -1) ^ (x > -5), x, y),
-    lambda x, y: u32(u64(x) * u64(y) >> 32),
-    lambda x, y: u32(u64(x) << y),
-    lambda x, y: u32(x + u64(y) >> 1),
-    lambda x, y: u32(x < y) + u32(True),
-)
-
-
-@pytest.mark.parametrize("index", range(len(REGISTER_EXPRESSIONS)))
-def test_registers_of_an_unrolled_operation_mean_the_same(index):
-    expression = REGISTER_EXPRESSIONS[index]
-
-    @unrolled
-    def probe(x: u32, y: u32) -> u32:
-        return expression(x, y)
-
-    def kernel(out, x, y):
-        out[0] = u64(~probe(x, y))
-
-    run = on_cpu.compiled(kernel, u32, u32)
-    for x, y in itertools.product(EDGES, EDGES):
-        out = np.zeros(1, np.uint64)
-        run(out, u32(x), u32(y))
-        expected = u64(~u32(expression(u32(x), u32(y))))
-        assert int(expected) == int(out[0]), f"x = {x % 2**32}, y = {y % 2**32}"
-
-
-REFUSED = {
-    "a float": (lambda x, y: x * 1.5, ADVICE),
-    "a NumPy float": (lambda x, y: np.float32(0.5) + x, ADVICE),
-    "a float to compare with": (lambda x, y: select(x < 2.5, x, y), ADVICE),
-    "a bool on the left": (lambda x, y: (x < y) * x, "a bool makes a plain integer"),
-    "two bools": (lambda x, y: x + ((x < y) + (y < x)), "a bool makes a plain integer"),
-    "a bool inverted": (lambda x, y: select(~(x < y), x, y), "~ of a register of kind bool"),
-    "a bool with a sign": (lambda x, y: x + -(x < y), "- of a register of kind bool"),
-    "a division": (lambda x, y: x / 2, "unsupported operand"),
-    "a choice between two types": (lambda x, y: select(x < y, x, 3), "select between u32 and a plain integer"),
-    "a choice between two widths": (lambda x, y: select(x < y, x, u64(y)), "select between u32 and u64"),
-    "a choice between plain integers": (lambda x, y: x + select(x < y, 1, 2), "select between a plain integer"),
-    "a choice by a number": (lambda x, y: select(x, x, y), "expected a bool for the condition"),
-    "a u64 for a u32": (lambda x, y: inner(u64(x)), "write u32.x."),
-    "a branch": (lambda x, y: x if x < y else y, "cannot steer"),
-}
-
-
-@unrolled
-def inner(x: u32) -> u32:
-    return instruction(x)
-
-
-@op("mov.b32 {out}, {x};", pure=True)
-def instruction(x: u32) -> u32:
-    return x
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_registers_refuse_what_python_would_take_for_something_else(what):
-    expression, message = REFUSED[what]
-
-    @unrolled
-    def probe(x: u32, y: u32) -> u32:
-        return expression(x, y)
-
-    def kernel(out, x):
-        out[0] = probe(x, x)
-
-    with pytest.raises((CompileError, TypeError), match=message.replace("(", ".").replace(")", ".")):
-        _numba.compile_ptx(kernel, (np.zeros(1, np.uint64), u32))
-
-
-def test_a_register_that_is_no_number_differs_from_itself():
-    @unrolled
-    def is_number(f: f32) -> u32:
-        return select(f == f, u32(1), u32(0)) + select(f != f, u32(2), u32(0))
-
-    def kernel(out, x):
-        f = np.float32(x)
-        out[0] = is_number(f * np.float32(np.inf))
-
-    run = on_cpu.compiled(kernel, u32)
-    for x in (0, 3):  # 0 * inf is no number
-        out = np.zeros(1, np.uint64)
-        run(out, u32(x))
-        with np.errstate(invalid="ignore"):
-            assert int(out[0]) == is_number(np.float32(x) * np.float32(np.inf)) == (1 if x else 2)
 
 
 @pytest.mark.gpu

@@ -212,7 +212,7 @@ def _emulate(operands: Operands, plan: GemmPlan | str | None, policy: str) -> No
     grid = choice.kernel.grid(choice.plan, laid.problem, device)
     labels = {r.offset + r.nbytes * i: f"{r.name}[{i}]" for r in built.smem for i in range(r.stages)}
     emu.run(built.kernel, grid, built.threads, choice.kernel.bind(choice.plan, laid), smem=built.smem.launch_bytes, cluster=built.cluster,
-            policy=policy, labels=labels, arrays=(laid.d,))  # fmt: skip
+            policy=policy, labels=labels, arrays=(laid.a, laid.b, laid.sfa, laid.sfb, laid.d))  # fmt: skip
     _finish(laid)
 
 

@@ -16,7 +16,7 @@ another; memory runs beside all of them:
     memory    operands, what L2 cannot keep from round to round, the output, and dirty lines to be written back
 
 Every quantity comes from the plan, the problem and the `Device`; no measured shape is looked up. `bench/fit_cost.py` fits `Constants` to
-bench/results/tune_h200.json with this very code.
+bench/results/tune_h200.json with this very code. `sm90_fp8_gemv_1d2d` has a model of its own, `cost_gemv`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import cost_gemv
 from .device import GPCS, Device
 from .kernels.spec import GemmPlan
 from .problem import GemmProblem
@@ -238,9 +239,16 @@ def estimates(
     """
     if not plans:
         return []
+    if plans[0].kernel == cost_gemv.NAME:
+        return [_streamed(plan, problem, device) for plan in plans]
     work = work_of(plans, problem.m, problem.n, problem.k, problem.d_dtype.itemsize, device, is_dirty)
     parts = price(work, constants or CONSTANTS.get(plans[0].kernel, Constants()))
     return [Estimate(*row) for row in np.stack(np.broadcast_arrays(*parts), 1).tolist()]
+
+
+def _streamed(plan: GemmPlan, problem: GemmProblem, device: Device) -> Estimate:
+    total, latency, memory, launch = cost_gemv.parts(plan, problem, device)
+    return Estimate(total, 0.0, 0.0, 0.0, latency, 0.0, 0.0, memory, launch)
 
 
 def work_of(plans: Sequence[GemmPlan], m: Array, n: Array, k: Array, itemsize: Array, device: Device, is_dirty: Array = False) -> Work:

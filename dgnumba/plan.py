@@ -99,7 +99,7 @@ def _misfit(plan: GemmPlan, problem: GemmProblem, kernel: KernelSpec, device: De
         planned, given = getattr(plan, f"{operand}_dtype"), getattr(problem, f"{operand}_dtype").name
         if planned != given:
             return f"is for {operand} of {planned}, got {given}"
-    if plan.num_stages < 2:
+    if plan.num_stages < 2 and not plan.warps:
         return f"needs 2 stages or more, one to fill while the other is used, got {plan.num_stages}"
     if plan.block_k not in kernel.BLOCK_KS:
         return f"takes BLOCK_K of {kernel.BLOCK_KS}, got {plan.block_k}"

@@ -56,13 +56,18 @@ class PreparedLaunch:
         args = kernel.bind(plan, laid)
         self.encoders = tuple(launching.encoder(x) for x in args if getattr(x, "is_tensor_map", False))
         self.scalars = [int(x) for x in args if not getattr(x, "is_tensor_map", False)]
-        self.sources = kernel.MAPPED_ARRAYS
+        self.mapped, self.addressed = kernel.MAPPED_ARRAYS, kernel.ADDRESSED_ARRAYS
+        self.scalars = self.scalars[len(self.addressed) :]  # what stays; the addresses come before it
 
     def __call__(self, laid: LaidOut, stream: int) -> None:
         """Queue the kernel on operands of the same form at other addresses."""
         at = {"a": address(laid.a), "b": address(laid.b), "sfa": address(laid.sfa), "sfb": address(laid.sfb), "d": address(laid.d)}
-        maps = tuple(encode(at[source]) for encode, source in zip(self.encoders, self.sources))
-        self.launcher([at["d"], *self.scalars[1:]], maps, stream)
+        self.at(at, stream)
+
+    def at(self, address_of: dict[str, int], stream: int) -> None:
+        """Queue the kernel on operands of the same form, by their addresses."""
+        maps = tuple([encode(address_of[name]) for encode, name in zip(self.encoders, self.mapped)])
+        self.launcher([*[address_of[name] for name in self.addressed], *self.scalars], maps, stream)
 
 
 def prepared(choice: Choice, laid: LaidOut, device: Device) -> PreparedLaunch:
@@ -97,10 +102,7 @@ class QuickCall:
             return False
         if (sfa < end and d < sfa + size_sfa) or (sfb < end and d < sfb + size_sfb):
             return False
-        launch = self.launch
-        where = {"a": a, "sfa": sfa, "b": b, "sfb": sfb, "d": d}
-        maps = tuple([encode(where[source]) for encode, source in zip(launch.encoders, launch.sources)])
-        launch.launcher([d, *launch.scalars[1:]], maps, stream)
+        self.launch.at({"a": a, "sfa": sfa, "b": b, "sfb": sfb, "d": d}, stream)
         return True
 
 

@@ -16,6 +16,7 @@ from dgnumba.testing import exact_problem
 H200 = Device.named("h200")
 KERNEL_OF = {kernel.NAME: kernel for kernel in KERNELS}
 DENSE, SWAPPED = KERNEL_OF["sm90_fp8_gemm_1d2d"], KERNEL_OF["sm90_fp8_gemm_1d2d_swap_ab"]
+SKINNY = KERNEL_OF["sm90_fp8_gemv_1d2d"]
 
 DENSE_BLOCK_MS, DENSE_BLOCK_NS = (16, 32, 64, 128, 256), tuple(range(16, 193, 16))
 DENSE_EPILOGUES = {"tma": "bfloat16", "warp": "bfloat16", "direct": "float32"}
@@ -35,6 +36,11 @@ def swapped(block_m, block_n, num_stages=2, *, split=1, block_k=128, d_dtype="bf
     return GemmPlan(
         SWAPPED.NAME, block_m, block_n, num_stages, d_dtype=d_dtype, block_k=block_k, cluster=split, epilogue="registers", **more
     )
+
+
+def skinny(block_m, depth=1, warps=2, *, block_n=16, d_dtype="bfloat16"):
+    """A plan of the kernel for very few rows."""
+    return GemmPlan(SKINNY.NAME, block_m, block_n, depth, d_dtype=d_dtype, epilogue="registers", warps=warps)
 
 
 def refusal(chosen, m=128, n=128, k=512):
@@ -72,7 +78,7 @@ def run_plan(module, chosen, case, d, policy, num_sms):
     args = rules.bind(chosen, laid)
     emu.run(
         built.kernel, grid, built.threads, args,
-        smem=built.smem.launch_bytes, cluster=built.cluster, policy=policy, labels=labels, arrays=[laid.d],
+        smem=built.smem.launch_bytes, cluster=built.cluster, policy=policy, labels=labels, arrays=[laid.a, laid.b, laid.sfa, laid.sfb, laid.d],
     )  # fmt: skip
     if laid.target is not laid.d:
         laid.target[...] = laid.d[:, : laid.problem.n]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
-from cases import DENSE, SWAPPED, plan, run_plan, swapped
+from cases import DENSE, SKINNY, SWAPPED, plan, run_plan, skinny, swapped
 
 import dgnumba.kernels
 from dgnumba import emu, quant
@@ -162,7 +162,7 @@ def sites() -> list[Site]:
 def execute(module: str, tree: ast.Module, file: str, replaced: dict[str, object]) -> dict[str, object]:
     name = f"dgnumba.kernels.{module}"
     namespace: dict[str, object] = {"__name__": name, "__package__": "dgnumba.kernels", "__file__": file}
-    exec(compile(ast.fix_missing_locations(tree), file, "exec"), namespace)
+    exec(compile(ast.fix_missing_locations(tree), file, "exec", dont_inherit=True), namespace)
     real = importlib.import_module(name)
     for key, value in replaced.items():
         if key in namespace and not key.startswith("__") and hasattr(real, key):
@@ -316,6 +316,7 @@ TRIALS = {
         Product(swapped(8, 64, block_k=256), 8, 130, 1024, 1),
         Product(swapped(8, 64, block_k=512), 8, 130, 2048, 1),
     ],
+    SKINNY.NAME: [Product(skinny(8, 2, 2), 5, 50, 640, 132), Product(skinny(16, 1, 1, block_n=32), 9, 40, 256, 132)],
     "smxx_cast": [Cast("block", (128, 128)), Cast("channel", (128, 1)), Cast("token", (1, 128))],
     "smxx_layout": [Turn()],
     "smxx_quantize": [RowCast(), LookForAmax()],

@@ -256,6 +256,6 @@ def test_a_named_plan_that_is_impossible_says_why_by_kernel():
     with pytest.raises(PlanError, match="plan: 256x192x128 s4 tma cannot be used for .* on NVIDIA H200") as caught:
         named("256x192x128 s4 tma", GemmProblem(4096, 4096, 4096), H200)
     assert "two waves of accumulators" in caught.value.reasons[DENSE.NAME]
-    assert "M up to 64, got 4096" in caught.value.reasons[SWAPPED.NAME]
+    assert "M up to 128, got 4096" in caught.value.reasons[SWAPPED.NAME]
     with pytest.raises(PlanError, match="bytes of shared memory"):
         named("128x128x128 s9 tma", GemmProblem(4096, 4096, 4096), H200)

@@ -143,7 +143,8 @@ def count_tiles(plan: GemmPlan, problem: GemmProblem) -> int:
 
 
 MAPPED_ARRAYS = ("a", "b", "sfa", "sfb", "d")
-"""Whose tensor maps `bind` gives, in order; of the other arguments, D's address comes first."""
+ADDRESSED_ARRAYS = ("d",)
+"""Whose tensor maps `bind` gives, in order; and whose addresses come first among its other arguments."""
 
 
 def bind(plan: GemmPlan, laid: Any) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ NAME = "sm90_fp8_gemm_1d2d_swap_ab"
 BLOCK_MS = (8, 16, 24, 32, 48, 64)
 BLOCK_NS, BLOCK_KS, SPLITS = (64, 128), (128, 256, 512), (1, 2, 4, 8)
 MIN_STAGES, MAX_STAGES = 2, 16
-MOST_TOKENS = 64
+MOST_TOKENS = 128
 
 
 def supports(problem: GemmProblem, device: Device) -> str | None:
@@ -52,7 +52,7 @@ RULES: tuple[Rule, ...] = (
 
 def candidates(problem: GemmProblem, device: Device) -> list[GemmPlan]:
     """Plans that fit the device: one tile takes all tokens where it can, and all CTAs of a split run at one time."""
-    block_m = next(m for m in BLOCK_MS if m >= min(problem.m, MOST_TOKENS))
+    block_m = next(m for m in BLOCK_MS if m >= min(problem.m, BLOCK_MS[-1]))
     dtypes = problem.a_dtype.name, problem.b_dtype.name, problem.d_dtype.name
     plans = []
     for block_n, block_k, split in product(BLOCK_NS, BLOCK_KS, SPLITS):
@@ -90,7 +90,8 @@ def threads(plan: GemmPlan) -> int:
 
 
 MAPPED_ARRAYS = ("a", "b", "sfa", "sfb")
-"""Whose tensor maps `bind` gives, in order; of the other arguments, D's address comes first."""
+ADDRESSED_ARRAYS = ("d",)
+"""Whose tensor maps `bind` gives, in order; and whose addresses come first among its other arguments."""
 
 
 def bind(plan: GemmPlan, laid: Any) -> tuple[Any, ...]:

@@ -117,6 +117,32 @@ def load_global_f32(address: u64) -> f32:
     return np.frombuffer(cta().gmem.load(address, 4), np.float32)[0]
 
 
+@op("ld.global.nc.v4.b32 {out}, [{address}];")
+def load_global_v4(address: u64) -> Registers(4):
+    """ld.global.nc.v4.b32 - load 16 bytes that nothing writes while the kernel runs; they may stay in L1 for the next who reads them.
+
+    PTX:       ISA 9.0, "ld.global.nc"
+    Scope:     thread
+    Args:      address  u64  global address, 16-byte aligned
+    Returns:   four u32
+    Emulates:  exactly
+    """
+    return tuple(u32(w) for w in np.frombuffer(cta().gmem.load(address, 16), np.uint32))
+
+
+@op("ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {out}, [{address}];")
+def load_global_v4_once(address: u64) -> Registers(4):
+    """ld.global.nc.L1::no_allocate.v4.b32 - `load_global_v4` of what is read once: it takes no room in L1.
+
+    PTX:       ISA 9.0, "ld.global.nc", ".level::eviction_priority", ".level::prefetch_size"
+    Scope:     thread
+    Args:      address  u64  global address, 16-byte aligned
+    Returns:   four u32
+    Emulates:  exactly
+    """
+    return tuple(u32(w) for w in np.frombuffer(cta().gmem.load(address, 16), np.uint32))
+
+
 @op("{{ .reg .pred p; setp.ne.b32 p, {condition}, 0; @p st.global.v2.f32 [{address}], {{{x}, {y}}}; }}")
 def store_global_v2_f32_if(condition: bool, address: u64, x: f32, y: f32) -> None:
     """st.global.v2.f32 - store two float32 where `condition` holds, without a branch.

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import numpy as np  # noqa: E402
-from cases import plan, swapped, with_all_stages  # noqa: E402
+from cases import plan, skinny, swapped, with_all_stages  # noqa: E402
 
 from dgnumba import api  # noqa: E402
 from dgnumba.quant.reference import exact_integer_reference  # noqa: E402
@@ -37,6 +37,8 @@ SET = [
     (swapped(8, 128, split=4), 5, 200, 1100),
     (swapped(64, 64, block_k=256), 60, 100, 1024),
     (swapped(48, 128, d_dtype="float32"), 40, 300, 700),
+    (skinny(8, 2, 16), 1, 2112, 7168),
+    (skinny(8, 4, 2, block_n=64), 7, 100, 640),
 ]
 
 
@@ -51,7 +53,7 @@ def main() -> int:
     for number, (chosen, m, n, k) in enumerate(SET):
         if chosen.kernel not in known:
             continue
-        chosen = with_all_stages(chosen) if chosen.num_stages < 3 else chosen
+        chosen = with_all_stages(chosen) if chosen.num_stages < 3 and not chosen.warps else chosen
         case = exact_problem(np.random.default_rng(number), m, n, k, chosen.d_dtype)
         operands = [cupy.asarray(np.ascontiguousarray(x).view(np.uint8) if x.dtype.itemsize == 1 else x) for x in (*case.a, *case.b)]
         item = case.problem.d_dtype.itemsize

@@ -1,7 +1,7 @@
 """Plan -> PTX -> ptxas on a machine without a GPU: no spill, no local memory, no warning, the expected wgmmas, registers within the CTA's share."""
 
 import pytest
-from cases import DENSE, DENSE_BLOCK_MS, DENSE_EPILOGUES, H200, SWAPPED, plan, refusal, swapped, with_all_stages
+from cases import DENSE, DENSE_BLOCK_MS, DENSE_EPILOGUES, H200, SKINNY, SWAPPED, plan, refusal, skinny, swapped, with_all_stages
 from compiled_plans import Compiled, candidate_plans, chosen_plans, compile_plan, expected_wgmma, problems_with
 
 from dgnumba import _numba
@@ -30,7 +30,13 @@ SPREAD = [
     swapped(32, 64, block_k=512),
     swapped(64, 128, d_dtype="float32"),
 ]
-SPREAD = [with_all_stages(p) for p in SPREAD]
+SPREAD = [
+    *map(with_all_stages, SPREAD),
+    skinny(8, 1, 2),
+    skinny(8, 2, 16),
+    skinny(16, 3, 4, d_dtype="float32"),
+    skinny(8, 1, 4, block_n=64),
+]
 
 
 def name_of(chosen):
@@ -38,7 +44,7 @@ def name_of(chosen):
 
 
 def check(chosen):
-    assert refusal(chosen) is None
+    assert refusal(chosen, m=min(128, chosen.block_m)) is None
     got = compile_plan(chosen)
     assert problems_with(chosen, got) == []
 
@@ -53,7 +59,7 @@ def test_the_spread_is_one():
     assert {p.block_m for p in dense} == set(DENSE_BLOCK_MS)
     assert {(p.multicast, p.epilogue) for p in dense} >= {(s, e) for s in (None, "A", "B") for e in DENSE_EPILOGUES} - {("B", "tma")}
     assert {p.d_dtype for p in SPREAD if p.kernel == SWAPPED.NAME} == {"bfloat16", "float32"}
-    assert all(p.num_stages >= 2 for p in SPREAD)
+    assert all(p.num_stages >= 2 for p in SPREAD if p.kernel != SKINNY.NAME)
 
 
 def test_the_check_is_no_rubber_stamp():

@@ -14,6 +14,7 @@ from cases import (
     emulate,
     plan,
     refusal,
+    skinny,
     swapped,
 )
 
@@ -56,6 +57,11 @@ CASES = [
     (swapped(16, 128, split=2, d_dtype="float32"), 16, 130, 400, 132),  # two CTAs add up their halves of K
     (swapped(24, 64, split=4, block_k=256), 20, 64, 2048, 132),  # two blocks of K a stage
     (swapped(32, 64, block_k=512), 17, 64, 1024, 1),
+    (swapped(64, 64), 70, 66, 130, 1),  # two tiles of tokens
+    (skinny(8), 5, 50, 640, 132),  # weights straight to the registers: five blocks of K over two warps, rows past the end
+    (skinny(8, 4, 1), 8, 16, 1152, 132),  # one warp, four blocks on their way, nine of them
+    (skinny(8, 2, 4, block_n=64, d_dtype="float32"), 1, 70, 256, 132),  # warps side by side, some without a block of K
+    (skinny(32, 2, 2), 25, 17, 384, 132),
 ]
 
 

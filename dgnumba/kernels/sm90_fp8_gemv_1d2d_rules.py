@@ -1,0 +1,123 @@
+"""What plans `sm90_fp8_gemv_1d2d` has: which problems it takes, how many warps share a tile's K, its shared memory, its launch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..device import Device
+from ..integers import u32, u64
+from ..layouts.smem import SmemMap
+from ..problem import GemmProblem
+from ..xp import address
+from .sm90_fp8_gemm_1d2d_rules import supports as _supports
+from .spec import Built, GemmPlan, Rule, first_broken
+
+NAME = "sm90_fp8_gemv_1d2d"
+
+BLOCK_MS, BLOCK_NS, BLOCK_KS = (8, 16, 24, 32), (16, 32, 64), (128,)
+WARPS, DEPTHS = (1, 2, 4, 8, 16), (1, 2, 3, 4)
+MOST_TOKENS = 8
+"""Chosen for at most: beyond, the conversions of tokens to float16, which is what mma.sync multiplies, take longer than memory (M = 16: 36 us in the
+place of 31 for 7168x16384; H200, 2026-11-29, bench/NOTES.md)."""
+
+IN_FLIGHT = 32
+"""Blocks of weights, 2 KB each, that a multiprocessor should have on their way: more gains nothing, and costs (H200, 2026-11-29, bench/NOTES.md)."""
+
+
+def supports(problem: GemmProblem, device: Device) -> str | None:
+    """None when this kernel takes the problem on the device, else the reason why not."""
+    reason = _supports(problem, device)
+    if reason is None and problem.m > MOST_TOKENS:
+        return f"is for M up to {MOST_TOKENS}, got {problem.m}"
+    if reason is None and problem.k % 128:
+        return f"takes K of a multiple of 128, got {problem.k}"
+    if reason is None and {problem.a_dtype.name, problem.b_dtype.name} != {"float8_e4m3fn"}:
+        return f"takes a and b of float8_e4m3fn, got {problem.a_dtype.name} and {problem.b_dtype.name}"
+    return reason
+
+
+RULES: tuple[Rule, ...] = (
+    (f"BLOCK_M of {BLOCK_MS}", lambda plan, _: plan.block_m in BLOCK_MS),
+    (f"BLOCK_N of {BLOCK_NS}", lambda plan, _: plan.block_n in BLOCK_NS),
+    (f"{WARPS} warps", lambda plan, _: plan.warps in WARPS),
+    (f"{DEPTHS} stages", lambda plan, _: plan.num_stages in DEPTHS),
+    ("no cluster, and the registers epilogue", lambda plan, _: plan.cluster == 1 and plan.epilogue == "registers"),
+    (
+        "at most 16 warps, and registers for the blocks on their way",
+        lambda plan, _: registers(plan) * threads(plan) <= 1 << 16 and threads(plan) <= 512,
+    ),
+    ("BLOCK_M of M at least, got {problem.m}", lambda plan, problem: problem is None or plan.block_m >= problem.m),
+    ("operands of less than 4 GiB", lambda plan, problem: problem is None or max(problem.m, problem.n) * problem.k < 1 << 32),
+)
+"""The single statement of the rules, the broadest first."""
+
+
+def registers(plan: GemmPlan) -> int:
+    """Of a thread, about: what is on its way, sums and products, addresses."""
+    return 20 + plan.num_stages * (17 + plan.block_m + plan.block_m // 4) + 2 * plan.block_m + 16 * (plan.num_stages > 1)
+
+
+def candidates(problem: GemmProblem, device: Device) -> list[GemmPlan]:
+    """The one plan that measurements speak for: `IN_FLIGHT` blocks on their way, by warps as far as there are blocks and registers, else by depth."""
+    block_m = next((m for m in BLOCK_MS if m >= problem.m), BLOCK_MS[-1])
+    dtypes = problem.a_dtype.name, problem.b_dtype.name, problem.d_dtype.name
+    tiles_each = max(1.0, -(-problem.n // BLOCK_NS[0]) / device.num_sms)
+    wanted = 1 << round(math.log2(max(IN_FLIGHT / tiles_each, 2)))
+    warps = min(wanted, WARPS[-1], 1 << (max(problem.k // 128, 1).bit_length() - 1))
+    depth = max(1, min(wanted // warps, 2, problem.k // (128 * warps)))
+    plan = GemmPlan(NAME, block_m, BLOCK_NS[0], depth, *dtypes, epilogue="registers", warps=warps)
+    return [plan] if refusal(plan, problem) is None else []
+
+
+def refusal(plan: GemmPlan, problem: GemmProblem | None) -> str | None:
+    """Why a plan cannot be built, or cannot take the problem, or None."""
+    return first_broken(RULES, plan, problem)
+
+
+def threads(plan: GemmPlan) -> int:
+    """Of a CTA: `warps` warps for each 16 rows."""
+    return 32 * plan.warps * (plan.block_n // 16)
+
+
+def smem(plan: GemmPlan) -> SmemMap:
+    """The sums of all warps."""
+    return SmemMap.of(("partial", plan.block_m * plan.block_n * 4, plan.warps, 16))
+
+
+MAPPED_ARRAYS: tuple[str, ...] = ()
+ADDRESSED_ARRAYS = ("a", "b", "sfa", "sfb", "d")
+"""Whose tensor maps `bind` gives, in order; and whose addresses come first among its other arguments."""
+
+
+def bind(plan: GemmPlan, laid: Any) -> tuple[Any, ...]:
+    """The kernel's arguments, in order, for operands laid out by `layouts.operands`."""
+    problem = laid.problem
+    return (
+        *(u64(address(getattr(laid, name))) for name in ADDRESSED_ARRAYS),
+        u32(laid.a.strides[0]),
+        u32(laid.b.strides[0]),
+        u64(laid.sfa.strides[1]),
+        u64(laid.sfb.strides[0]),
+        u64(laid.d.strides[0]),
+        u32(problem.m),
+        u32(problem.n),
+        u32(problem.k),
+    )
+
+
+def grid(plan: GemmPlan, problem: GemmProblem, device: Device) -> int:
+    """CTAs: one a tile; the hardware deals them out, several to a multiprocessor."""
+    return count_tiles(plan, problem)
+
+
+def count_tiles(plan: GemmPlan, problem: GemmProblem) -> int:
+    """Tiles of the output."""
+    return -(-problem.n // plan.block_n)
+
+
+def build(plan: GemmPlan) -> Built:
+    """The kernel of a plan. Imports its file, and Numba with it."""
+    from . import sm90_fp8_gemv_1d2d
+
+    return sm90_fp8_gemv_1d2d.build(plan)

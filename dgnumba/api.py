@@ -212,7 +212,7 @@ def _emulate(operands: Operands, plan: GemmPlan | str | None, policy: str) -> No
     grid = choice.kernel.grid(choice.plan, laid.problem, device)
     labels = {r.offset + r.nbytes * i: f"{r.name}[{i}]" for r in built.smem for i in range(r.stages)}
     emu.run(built.kernel, grid, built.threads, choice.kernel.bind(choice.plan, laid), smem=built.smem.launch_bytes, cluster=built.cluster,
-            policy=policy, labels=labels, arrays=(laid.a, laid.b, laid.sfa, laid.sfb, laid.d))  # fmt: skip
+            policy=policy, labels=labels, arrays=[getattr(laid, name) for name in choice.kernel.POINTERS])  # fmt: skip
     _finish(laid)
 
 
@@ -233,12 +233,12 @@ class Explanation:
         slots = self.device.num_sms // plan.cluster * plan.cluster
         others = "; ".join(f"{q.name} {e.total:.1f} us" for q, e in self.choice.runners_up) or "none"
         lines = [
-            f"operands   a {p.a_dtype} [{p.m}, {p.k}], one scale per {p.gran_a[0]}x{p.gran_a[1]}; "
-            f"b {p.b_dtype} [{p.n}, {p.k}], one scale per {p.gran_b[0]}x{p.gran_b[1]}; d {p.d_dtype} [{p.m}, {p.n}]",
+            f"operands   a {p.a_dtype} [{p.m}, {p.k}], {_scales(p.gran_a)}; b {p.b_dtype} [{p.n}, {p.k}], {_scales(p.gran_b)}; "
+            f"d {p.d_dtype} [{p.m}, {p.n}]",
             "lay out    " + ("\n           ".join(self.copies) or "nothing to copy"),
             f"problem    {p.flops / 1e9:.2f} GFLOP, {p.bytes / 1e6:.2f} MB at least",
             f"plan       {plan.kernel}: tile {plan.block_m}x{plan.block_n}x{plan.block_k}, {plan.num_stages} stages, "
-            + _shared(plan) + f"{plan.epilogue} epilogue; plan={plan.name!r}",
+            + _shared(plan) + "widened to float16, " * plan.widen + f"{plan.epilogue} epilogue; plan={plan.name!r}",
             f"why        {tiles} tiles on {slots} of {self.device.num_sms} multiprocessors ({self.device.name}): {-(-tiles // slots)} waves; "
             f"{est.total:.1f} us expected, bound by {est.bound} (tensor {est.tensor:.1f}, loads {est.load:.1f}, L2 {est.l2:.1f}, "
             f"memory {est.memory:.1f}, epilogues {est.epilogue:.1f}, launch {est.launch:.1f})",
@@ -247,6 +247,10 @@ class Explanation:
             f"registers  {self.resources}",
         ]  # fmt: skip
         return "\n".join(lines)
+
+
+def _scales(granularity: tuple[int, int] | None) -> str:
+    return "no scales" if granularity is None else f"one scale per {granularity[0]}x{granularity[1]}"
 
 
 def _shared(plan: GemmPlan) -> str:

@@ -29,6 +29,8 @@ import numpy as np
 
 from . import cost_gemv
 from .device import GPCS, Device
+from .kernels import sm80_gemm_rules
+from .kernels.sm80_cost import LAUNCH
 from .kernels.spec import GemmPlan
 from .problem import GemmProblem
 
@@ -241,6 +243,8 @@ def estimates(
         return []
     if plans[0].kernel == cost_gemv.NAME:
         return [_streamed(plan, problem, device) for plan in plans]
+    if plans[0].kernel == sm80_gemm_rules.NAME:
+        return [_portable(plan, problem, device) for plan in plans]
     work = work_of(plans, problem.m, problem.n, problem.k, problem.d_dtype.itemsize, device, is_dirty)
     parts = price(work, constants or CONSTANTS.get(plans[0].kernel, Constants()))
     return [Estimate(*row) for row in np.stack(np.broadcast_arrays(*parts), 1).tolist()]
@@ -249,6 +253,12 @@ def estimates(
 def _streamed(plan: GemmPlan, problem: GemmProblem, device: Device) -> Estimate:
     total, latency, memory, launch = cost_gemv.parts(plan, problem, device)
     return Estimate(total, 0.0, 0.0, 0.0, latency, 0.0, 0.0, memory, launch)
+
+
+def _portable(plan: GemmPlan, problem: GemmProblem, device: Device) -> Estimate:
+    """The kernel for other GPUs than Hopper has a model of its own; L2's share is its loads'."""
+    total, tensor, load, smem, latency, epilogue, memory = sm80_gemm_rules.parts(plan, problem, device)
+    return Estimate(total, tensor, max(load, smem), load, latency, 0.0, epilogue, memory, LAUNCH)
 
 
 def work_of(plans: Sequence[GemmPlan], m: Array, n: Array, k: Array, itemsize: Array, device: Device, is_dirty: Array = False) -> Work:

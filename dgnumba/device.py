@@ -144,5 +144,10 @@ KNOWN: dict[str, Device] = {
     "h100": Device("NVIDIA H100 80GB HBM3"),
     "h100-pcie": Device("NVIDIA H100 PCIe", num_sms=114, memory_bandwidth=2.0e12),
     "h20": Device("NVIDIA H20", num_sms=78, l2_bytes=60 * 2**20, memory_bandwidth=4.0e12),
+    "a100": Device("NVIDIA A100-SXM4-80GB", (8, 0), 108, 163 * 1024, 40 * 2**20, 2.039e12),
+    "rtx-3090": Device("NVIDIA GeForce RTX 3090", (8, 6), 82, 99 * 1024, 6 * 2**20, 0.936e12),
+    "l40s": Device("NVIDIA L40S", (8, 9), 142, 99 * 1024, 96 * 2**20, 0.864e12),
+    "rtx-4090": Device("NVIDIA GeForce RTX 4090", (8, 9), 128, 99 * 1024, 72 * 2**20, 1.008e12),
+    "rtx-5090": Device("NVIDIA GeForce RTX 5090", (12, 0), 170, 99 * 1024, 96 * 2**20, 1.792e12),
 }
 """GPUs to plan for offline, from their datasheets; the H200's 132 SMs and 60 MB of L2 were read."""

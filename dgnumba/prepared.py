@@ -55,9 +55,8 @@ class PreparedLaunch:
         self.launcher = program(choice, device).launcher(device.index, shape)
         args = kernel.bind(plan, laid)
         self.encoders = tuple(launching.encoder(x) for x in args if getattr(x, "is_tensor_map", False))
-        self.scalars = [int(x) for x in args if not getattr(x, "is_tensor_map", False)]
-        self.mapped, self.addressed = kernel.MAPPED_ARRAYS, kernel.ADDRESSED_ARRAYS
-        self.scalars = self.scalars[len(self.addressed) :]  # what stays; the addresses come before it
+        self.sources, self.pointers = kernel.MAPPED_ARRAYS, kernel.POINTERS
+        self.rest = [int(x) for x in args if not getattr(x, "is_tensor_map", False)][len(self.pointers) :]
 
     def __call__(self, laid: LaidOut, stream: int) -> None:
         """Queue the kernel on operands of the same form at other addresses."""
@@ -66,8 +65,8 @@ class PreparedLaunch:
 
     def at(self, address_of: dict[str, int], stream: int) -> None:
         """Queue the kernel on operands of the same form, by their addresses."""
-        maps = tuple([encode(address_of[name]) for encode, name in zip(self.encoders, self.mapped)])
-        self.launcher([*[address_of[name] for name in self.addressed], *self.scalars], maps, stream)
+        maps = tuple([encode(address_of[name]) for encode, name in zip(self.encoders, self.sources)])
+        self.launcher([*[address_of[name] for name in self.pointers], *self.rest], maps, stream)
 
 
 def prepared(choice: Choice, laid: LaidOut, device: Device) -> PreparedLaunch:

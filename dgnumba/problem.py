@@ -39,7 +39,7 @@ PACKED_SCALES = 4
 class GemmProblem:
     """Extents, element types and scale granularity of ``D [m,n] = C + A [m,k] @ B [n,k].T``, without the arrays.
 
-    A granularity ``(gm, gk)`` says that one scale serves a block of gm rows by gk columns. Element
+    A granularity ``(gm, gk)`` says that one scale serves a block of gm rows by gk columns, None that there are no scales. Element
     types may be given by name. Raises `ProblemError` for a negative extent.
     """
 
@@ -49,8 +49,8 @@ class GemmProblem:
     a_dtype: DType = E4M3
     b_dtype: DType = E4M3
     d_dtype: DType = BF16
-    gran_a: tuple[int, int] = (1, 128)
-    gran_b: tuple[int, int] = (128, 128)
+    gran_a: tuple[int, int] | None = (1, 128)
+    gran_b: tuple[int, int] | None = (128, 128)
     with_c: bool = False
     groups: int = 1
 
@@ -61,7 +61,7 @@ class GemmProblem:
                 object.__setattr__(self, name, as_dtype(dtype))
         if min(self.m, self.n, self.k) < 0 or self.groups < 1:
             raise ProblemError(f"expected m, n, k of 0 or more and groups of 1 or more, got {self.m}, {self.n}, {self.k} and {self.groups}")
-        if min(*self.gran_a, *self.gran_b) < 1:
+        if min(*(self.gran_a or (1, 1)), *(self.gran_b or (1, 1))) < 1:
             raise ProblemError(f"gran_a, gran_b: expected (rows, columns) of 1 or more, got {self.gran_a}, {self.gran_b}")
 
     @property
@@ -73,8 +73,8 @@ class GemmProblem:
     def bytes(self) -> int:
         """Bytes that must move at least once: both operands, their scales, the output, and C."""
         m, n, k = self.m, self.n, self.k
-        sfa = math.prod(scale_shape((m, k), self.gran_a))
-        sfb = math.prod(scale_shape((n, k), self.gran_b))
+        sfa = math.prod(scale_shape((m, k), self.gran_a)) if self.gran_a else 0
+        sfb = math.prod(scale_shape((n, k), self.gran_b)) if self.gran_b else 0
         operands = m * k * self.a_dtype.bits // 8 + n * k * self.b_dtype.bits // 8 + 4 * (sfa + sfb)
         return self.groups * (operands + m * n * self.d_dtype.itemsize * (2 if self.with_c else 1))
 

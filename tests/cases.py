@@ -8,6 +8,7 @@ import numpy as np
 
 from dgnumba import emu
 from dgnumba.device import Device
+from dgnumba.dtypes import DTYPES
 from dgnumba.kernels import KERNELS, GemmPlan
 from dgnumba.layouts.operands import lay_out
 from dgnumba.problem import GemmProblem, check_fp8_gemm_nt
@@ -15,7 +16,7 @@ from dgnumba.testing import exact_problem
 
 H200 = Device.named("h200")
 KERNEL_OF = {kernel.NAME: kernel for kernel in KERNELS}
-DENSE, SWAPPED = KERNEL_OF["sm90_fp8_gemm_1d2d"], KERNEL_OF["sm90_fp8_gemm_1d2d_swap_ab"]
+DENSE, SWAPPED, PORTABLE = KERNEL_OF["sm90_fp8_gemm_1d2d"], KERNEL_OF["sm90_fp8_gemm_1d2d_swap_ab"], KERNEL_OF["sm80_gemm"]
 SKINNY = KERNEL_OF["sm90_fp8_gemv_1d2d"]
 
 DENSE_BLOCK_MS, DENSE_BLOCK_NS = (16, 32, 64, 128, 256), tuple(range(16, 193, 16))
@@ -41,6 +42,13 @@ def swapped(block_m, block_n, num_stages=2, *, split=1, block_k=128, d_dtype="bf
 def skinny(block_m, depth=1, warps=2, *, block_n=16, d_dtype="bfloat16"):
     """A plan of the kernel for very few rows."""
     return GemmPlan(SKINNY.NAME, block_m, block_n, depth, d_dtype=d_dtype, epilogue="registers", warps=warps)
+
+
+def portable(dtype, block_m, block_n, num_stages=3, *, d_dtype=None, **more):
+    """A plan of the mma.sync kernel."""
+    bits = DTYPES[dtype].bits
+    d_dtype = d_dtype or ("int32" if dtype.startswith("int") else "bfloat16" if bits == 8 else dtype)
+    return GemmPlan(PORTABLE.NAME, block_m, block_n, num_stages, dtype, dtype, d_dtype, 1024 // bits, epilogue="registers", **more)
 
 
 def refusal(chosen, m=128, n=128, k=512):
@@ -78,7 +86,8 @@ def run_plan(module, chosen, case, d, policy, num_sms):
     args = rules.bind(chosen, laid)
     emu.run(
         built.kernel, grid, built.threads, args,
-        smem=built.smem.launch_bytes, cluster=built.cluster, policy=policy, labels=labels, arrays=[laid.a, laid.b, laid.sfa, laid.sfb, laid.d],
+        smem=built.smem.launch_bytes, cluster=built.cluster, policy=policy, labels=labels,
+        arrays=[getattr(laid, name) for name in rules.POINTERS],
     )  # fmt: skip
     if laid.target is not laid.d:
         laid.target[...] = laid.d[:, : laid.problem.n]

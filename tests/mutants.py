@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
-from cases import DENSE, SKINNY, SWAPPED, plan, run_plan, skinny, swapped
+from cases import DENSE, PORTABLE, SKINNY, SWAPPED, plan, portable, run_plan, skinny, swapped
 
 import dgnumba.kernels
 from dgnumba import emu, quant
@@ -28,9 +28,9 @@ from dgnumba.testing import assert_bits_equal, exact_problem
 
 SYNCHRONISING = {
     "barrier.*", "mbarrier.init", "mbarrier.wait", "mbarrier.arrive", "mbarrier.arrive_if", "mbarrier.arrive_cluster_if", "mbarrier.arrive_expect_tx",
-    "mbarrier.expect_tx", "tma.commit", "tma.wait", "tma.wait_read", "tma.prefetch", "wgmma.fence", "wgmma.commit", "wgmma.wait", "cuda.syncthreads",
-    "cuda.syncwarp", "thread.syncwarp", "thread.griddepcontrol_wait", "thread.griddepcontrol_launch_dependents", "thread.setmaxnreg_dec",
-    "thread.setmaxnreg_inc",
+    "mbarrier.expect_tx", "tma.commit", "tma.wait", "tma.wait_read", "tma.prefetch", "wgmma.fence", "wgmma.commit", "wgmma.wait", "cp_async.commit",
+    "cp_async.wait", "cuda.syncthreads", "cuda.syncwarp", "thread.syncwarp", "thread.griddepcontrol_wait",
+    "thread.griddepcontrol_launch_dependents", "thread.setmaxnreg_dec", "thread.setmaxnreg_inc",
 }  # fmt: skip
 
 HALVES = {"mbarrier.arrive_expect_tx": ("mbarrier.arrive", "mbarrier.expect_tx")}
@@ -317,6 +317,10 @@ TRIALS = {
         Product(swapped(8, 64, block_k=512), 8, 130, 2048, 1),
     ],
     SKINNY.NAME: [Product(skinny(8, 2, 2), 5, 50, 640, 132), Product(skinny(16, 1, 1, block_n=32), 9, 40, 256, 132)],
+    PORTABLE.NAME: [
+        Product(portable("float8_e4m3fn", 16, 64), 16, 60, 640, 132),
+        Product(portable("float8_e4m3fn", 16, 64, 4), 16, 60, 100, 132),
+    ],
     "smxx_cast": [Cast("block", (128, 128)), Cast("channel", (128, 1)), Cast("token", (1, 128))],
     "smxx_layout": [Turn()],
     "smxx_quantize": [RowCast(), LookForAmax()],

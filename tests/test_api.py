@@ -409,7 +409,17 @@ def test_F10_scales_are_checked_by_default_and_zero_is_legal(on):
     assert (d[0] == 256).all() and np.isinf(d[1]).all(), "unchecked, it spoils its own rows only"
 
 
-@pytest.mark.parametrize("changes", [{"cc": (8, 0), "name": "NVIDIA A100"}, {"cc": (10, 0), "name": "NVIDIA B200"}])
+@pytest.mark.parametrize("name", ["a100", "l40s", "rtx-5090"])
+def test_other_gpus_than_hopper_take_the_portable_kernel(name, monkeypatch):
+    monkeypatch.setattr(Device, "current", classmethod(lambda cls: Device.named(name)))
+    d = full((5, 20))
+    assert (api.fp8_gemm_nt(*ones(5, 20, 200), d, on="emulator").astype(float) == 200).all()
+    text = str(api.explain(*ones(5, 20, 200), d))
+    assert "sm80_gemm" in text and Device.named(name).name in text
+    assert ("widen" in api.explain(*ones(5, 20, 200), d).choice.plan.name) == (name == "a100")
+
+
+@pytest.mark.parametrize("changes", [{"cc": (7, 5), "name": "NVIDIA T4"}, {"cc": (7, 0), "name": "NVIDIA V100"}])
 def test_an_architecture_without_a_kernel(changes, monkeypatch):
     device = dataclasses.replace(H200, **changes)
     monkeypatch.setattr(Device, "current", classmethod(lambda cls: device))

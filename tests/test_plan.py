@@ -28,7 +28,10 @@ def check_fits(chosen, problem, device):
     tiles, grid = kernel.count_tiles(chosen, problem), kernel.grid(chosen, problem, device)
     assert tiles * chosen.block_m * chosen.block_n >= problem.m * problem.n
     assert grid >= 1 and grid % chosen.cluster == 0
-    assert grid <= device.num_sms, "persistent: one CTA a multiprocessor"
+    if kernel.NAME == "sm80_gemm":
+        assert grid == tiles, "a CTA a tile"
+    else:
+        assert grid <= device.num_sms, "persistent: one CTA a multiprocessor"
     for region in kernel.smem(chosen):
         if region.name in ("a", "b"):
             assert region.offset % 1024 == 0 and region.nbytes % 1024 == 0, "the swizzle's eight rows stay together, stage after stage"
@@ -137,12 +140,61 @@ def test_a_plans_name_tells_its_choices_apart():
 
 
 def test_an_architecture_without_a_kernel_lists_each_ones_reason():
-    ampere = Device("NVIDIA A100", cc=(8, 0), num_sms=108, smem_per_block=166912)
-    with pytest.raises(UnsupportedError, match="NVIDIA A100") as caught:
-        choose(GemmProblem(8, 8, 128), ampere)
+    turing = Device("NVIDIA T4", cc=(7, 5), num_sms=40, smem_per_block=65536)
+    with pytest.raises(UnsupportedError, match="NVIDIA T4") as caught:
+        choose(GemmProblem(8, 8, 128), turing)
     for kernel in KERNELS:
-        assert "sm_90a" in caught.value.reasons[kernel.NAME] and "sm_80" in caught.value.reasons[kernel.NAME]
+        reason = caught.value.reasons[kernel.NAME]
+        assert ("sm_80 or later" if kernel.NAME == "sm80_gemm" else "sm_90a") in reason and "sm_75" in reason
         assert kernel.NAME in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "int4"])
+@pytest.mark.parametrize("name", sorted(KNOWN))
+def test_what_has_no_scales_takes_the_portable_kernel(dtype, name):
+    device, d_dtype = KNOWN[name], "int32" if dtype.startswith("int") else dtype
+    problem = GemmProblem(1000, 3000, 4096, dtype, dtype, d_dtype, None, None)
+    if dtype == "int4" and device.cc >= (9, 0):
+        with pytest.raises(UnsupportedError, match="needs INT4 tensor cores"):
+            choose(problem, device)
+        return
+    choice = choose(problem, device)
+    check_fits(choice.plan, problem, device)
+    assert choice.plan.kernel == "sm80_gemm" and choice.plan.block_k * DTYPES[dtype].bits == 1024
+    assert choice.estimate.total * 1e-6 >= problem.bytes / device.memory_bandwidth
+    few = choose(dataclasses.replace(problem, m=4), device).plan
+    assert few.block_m < choice.plan.block_m, "few rows take a low tile"
+
+
+def test_a_plan_of_the_portable_kernel_goes_by_its_name():
+    problem = GemmProblem(100, 200, 300)
+    assert named("64x128x128 s3 registers widen", problem, KNOWN["a100"]).plan.widen
+    for name, words in (("64x128x64 s3 registers", "BLOCK_K of 128 bytes"), ("64x128x128 s3 tma", "registers epilogue"),
+                        ("128x256x128 s2 registers", "with scales")):  # fmt: skip
+        with pytest.raises(PlanError, match=words):
+            named(name, problem, KNOWN["l40s"])
+    for name in ("64x64x128 s4 tma widen", "8x64x128 s4 registers widen"):
+        with pytest.raises(PlanError, match="FP8 tensor cores, which need no widening"):
+            named(name, problem, H200)
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"b_dtype": "float16"}, "a and b of one type"),
+        ({"d_dtype": "int32"}, "takes d of bfloat16 or float32"),
+        ({"gran_a": (1, 128)}, "scales of None on A"),
+        ({"groups": 2}, "one group"),
+        ({"a_dtype": "int4", "b_dtype": "int4", "d_dtype": "int32", "k": 129}, "whole bytes"),
+    ],
+)
+def test_what_the_portable_kernel_refuses(change, words):
+    problem = GemmProblem(
+        **{"m": 8, "n": 8, "k": 128, "a_dtype": "bfloat16", "b_dtype": "bfloat16", "gran_a": None, "gran_b": None, **change}
+    )
+    with pytest.raises(UnsupportedError) as caught:
+        choose(problem, KNOWN["a100"])
+    assert words in caught.value.reasons["sm80_gemm"]
 
 
 @pytest.mark.parametrize(
@@ -248,7 +300,9 @@ def test_every_candidate_is_found_by_its_name():
     "name", ["", "fast", "64x64 s4 tma", "64x64x128 4 tma", "64x64x128 s4", "64x64x128 s4 c2 tma", "64x64x128 s4 tma spin"]
 )
 def test_what_is_no_name_of_a_plan_is_refused(name):
-    with pytest.raises(PlanError, match=r"plan: expected BLOCK_MxBLOCK_NxBLOCK_K s<stages>.*overlap, rotate, as .*, got " + repr(name)):
+    with pytest.raises(
+        PlanError, match=r"plan: expected BLOCK_MxBLOCK_NxBLOCK_K s<stages>.*overlap, rotate, widen, as .*, got " + repr(name)
+    ):
         named(name, GemmProblem(64, 64, 128), H200)
 
 

@@ -31,7 +31,7 @@ def operands(monkeypatch):
     arrays = [Array(x, 4096 * (i + 1)) for i, x in enumerate(held)]
     launches = []
     call = prepared.QuickCall.__new__(prepared.QuickCall)
-    call.launch = SimpleNamespace(encoders=(), sources=(), scalars=[0, 7], launcher=lambda *args: launches.append(args))
+    call.launch = SimpleNamespace(encoders=(), sources=(), pointers=("d", "sfb"), rest=[7], launcher=lambda *args: launches.append(args))
     call.sizes = tuple(x.nbytes for x in (held[0], held[1], held[2], held[3], held[4]))
     monkeypatch.setattr(prepared, "_quick", {prepared.form(*arrays): call})
     return a, b, arrays, launches
@@ -53,7 +53,7 @@ def test_pairs_and_plain_qtensors_are_taken(operands):
     a, b, (x, sfx, y, sfy, d), launches = operands
     assert prepared.quick((x, sfx), (y, sfy), d, None)
     assert prepared.quick(Quantized(a, x, sfx), Quantized(b, y, sfy), d, None)
-    assert len(launches) == 2
+    assert [values for values, _, _ in launches] == [[d.data.ptr, sfy.data.ptr, 7]] * 2
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ What plans and launches ask of a kernel, its rules answer without Numba. The cod
 
 from __future__ import annotations
 
-from . import sm90_fp8_gemm_1d2d_rules, sm90_fp8_gemm_1d2d_swap_ab_rules, sm90_fp8_gemv_1d2d_rules
+from . import sm80_gemm_rules, sm90_fp8_gemm_1d2d_rules, sm90_fp8_gemm_1d2d_swap_ab_rules, sm90_fp8_gemv_1d2d_rules
 from .spec import Built, GemmPlan, KernelSpec
 
-KERNELS: tuple[KernelSpec, ...] = (sm90_fp8_gemm_1d2d_rules, sm90_fp8_gemm_1d2d_swap_ab_rules, sm90_fp8_gemv_1d2d_rules)
+KERNELS: tuple[KernelSpec, ...] = (sm90_fp8_gemm_1d2d_rules, sm90_fp8_gemm_1d2d_swap_ab_rules, sm90_fp8_gemv_1d2d_rules, sm80_gemm_rules)
 """Every kernel, in the order in which plans are preferred."""
 
 __all__ = ["KERNELS", "Built", "GemmPlan", "KernelSpec"]

@@ -44,6 +44,7 @@ SHARINGS: tuple[tuple[int, str | None], ...] = ((1, None), (2, "A"), (2, "B"))
 """Clusters, and the operand that their CTAs share."""
 
 RULES: tuple[Rule, ...] = (
+    ("FP8 tensor cores, which need no widening", lambda plan, _: not plan.widen),
     (f"BLOCK_M of {BLOCK_MS}", lambda plan, _: plan.block_m in BLOCK_MS),
     (f"BLOCK_N of {BLOCK_NS}", lambda plan, _: plan.block_n in BLOCK_NS),
     (
@@ -143,8 +144,10 @@ def count_tiles(plan: GemmPlan, problem: GemmProblem) -> int:
 
 
 MAPPED_ARRAYS = ("a", "b", "sfa", "sfb", "d")
-ADDRESSED_ARRAYS = ("d",)
-"""Whose tensor maps `bind` gives, in order; and whose addresses come first among its other arguments."""
+"""Whose tensor maps `bind` gives, in order."""
+
+POINTERS = ("d",)
+"""Whose addresses are the first of the other arguments."""
 
 
 def bind(plan: GemmPlan, laid: Any) -> tuple[Any, ...]:

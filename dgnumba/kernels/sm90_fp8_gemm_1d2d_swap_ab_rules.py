@@ -32,6 +32,7 @@ def supports(problem: GemmProblem, device: Device) -> str | None:
 
 
 RULES: tuple[Rule, ...] = (
+    ("FP8 tensor cores, which need no widening", lambda plan, _: not plan.widen),
     (f"BLOCK_M of {BLOCK_MS}", lambda plan, _: plan.block_m in BLOCK_MS),
     (f"BLOCK_N of {BLOCK_NS}", lambda plan, _: plan.block_n in BLOCK_NS),
     (f"BLOCK_K of {BLOCK_KS}", lambda plan, _: plan.block_k in BLOCK_KS),
@@ -90,8 +91,10 @@ def threads(plan: GemmPlan) -> int:
 
 
 MAPPED_ARRAYS = ("a", "b", "sfa", "sfb")
-ADDRESSED_ARRAYS = ("d",)
-"""Whose tensor maps `bind` gives, in order; and whose addresses come first among its other arguments."""
+"""Whose tensor maps `bind` gives, in order."""
+
+POINTERS = ("d",)
+"""Whose addresses are the first of the other arguments."""
 
 
 def bind(plan: GemmPlan, laid: Any) -> tuple[Any, ...]:

@@ -86,15 +86,17 @@ def smem(plan: GemmPlan) -> SmemMap:
 
 
 MAPPED_ARRAYS: tuple[str, ...] = ()
-ADDRESSED_ARRAYS = ("a", "b", "sfa", "sfb", "d")
-"""Whose tensor maps `bind` gives, in order; and whose addresses come first among its other arguments."""
+"""Whose tensor maps `bind` gives, in order."""
+
+POINTERS = ("a", "b", "sfa", "sfb", "d")
+"""Whose addresses are the first of the other arguments."""
 
 
 def bind(plan: GemmPlan, laid: Any) -> tuple[Any, ...]:
     """The kernel's arguments, in order, for operands laid out by `layouts.operands`."""
     problem = laid.problem
     return (
-        *(u64(address(getattr(laid, name))) for name in ADDRESSED_ARRAYS),
+        *(u64(address(getattr(laid, name))) for name in POINTERS),
         u32(laid.a.strides[0]),
         u32(laid.b.strides[0]),
         u64(laid.sfa.strides[1]),

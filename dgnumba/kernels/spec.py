@@ -25,6 +25,7 @@ class GemmPlan:
     overlap                    a tile's store runs under the first products of the next tile
     band                       tiles of a band along the primary axis (`layouts.tiles`)
     warps                      warps that share a tile's K, each taking every so many-th block; 0: the kernel's roles say who does what
+    widen                      operands become float16 in the registers, where the tensor core lacks their type
     """
 
     kernel: str
@@ -42,12 +43,13 @@ class GemmPlan:
     overlap: bool = False
     band: int = 16
     warps: int = 0
+    widen: bool = False
 
     @property
     def name(self) -> str:
         """A short name that says every choice: `256x128x128 s4 c2A warp rotate overlap`."""
         shared = f" c{self.cluster}{self.multicast or 'K'}" if self.cluster > 1 else ""
-        loop = " rotate" * self.rotate + " overlap" * self.overlap + (f" w{self.warps}" if self.warps else "")
+        loop = " rotate" * self.rotate + " overlap" * self.overlap + " widen" * self.widen + (f" w{self.warps}" if self.warps else "")
         return f"{self.block_m}x{self.block_n}x{self.block_k} s{self.num_stages}{shared} {self.epilogue}{loop}"
 
 
@@ -109,13 +111,13 @@ def most_stages(smem: Callable[[GemmPlan], SmemMap], plan: GemmPlan, device: Dev
 class KernelSpec(Protocol):
     """The whole interface of a kernel: `plan` and `launch` know no kernel by name. Only `build` needs Numba.
 
-    MAPPED_ARRAYS     whose tensor maps `bind` gives, in order
-    ADDRESSED_ARRAYS  whose addresses come first among its other arguments
+    MAPPED_ARRAYS  whose tensor maps `bind` gives, in order
+    POINTERS       whose addresses are the first of the other arguments
     """
 
     NAME: str
     MAPPED_ARRAYS: tuple[str, ...]
-    ADDRESSED_ARRAYS: tuple[str, ...]
+    POINTERS: tuple[str, ...]
     BLOCK_KS: tuple[int, ...]
 
     def supports(self, problem: GemmProblem, device: Device) -> str | None:

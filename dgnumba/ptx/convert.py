@@ -1,5 +1,6 @@
 """Conversions between number formats, packed two or four to a register."""
 
+import functools
 from fractions import Fraction
 
 import ml_dtypes
@@ -37,6 +38,38 @@ def f32x2_to_f16x2(low: f32, high: f32) -> u32:
     with np.errstate(over="ignore"):
         pair = np.array([low, high], np.float32).astype(np.float16)
     return u32(pair.view(np.uint32)[0])
+
+
+@functools.cache
+def _e4m3_as_f16() -> list[int]:
+    """The bits of each code as float16."""
+    values = DTYPES["float8_e4m3fn"].decode(np.arange(256))
+    return [int(v.view(np.uint16)) if v == v else 0x7F80 | (code & 0x80) << 8 for code, v in enumerate(values.astype(np.float16))]
+
+
+_WIDEN = (  # a code's bits below the sign, 7 up, are a float16 2^8 too small; 0x3f80, the NaN code's, is the only one to which 0x80 carries
+    "prmt.b32 t, {{codes}}, 0, {pick}; and.b32 sign, t, 0x80008000; and.b32 t, t, 0x7f007f00; shr.u32 t, t, 1; add.u32 nan, t, 0x00800080; "
+    "and.b32 nan, nan, 0x40004000; shr.u32 nan, nan, 1; or.b32 t, t, sign; mul.rn.f16x2 t, t, scale; or.b32 {{out[{i}]}}, t, nan;"
+)
+
+
+@op(
+    "{{ .reg .b32 t, sign, nan, scale; mov.b32 scale, 0x5c005c00; "
+    + " ".join(_WIDEN.format(pick=pick, i=i) for i, pick in enumerate(("0x1404", "0x3424")))
+    + " }}",
+    pure=True,
+)
+def e4m3x4_to_f16x4(codes: u32) -> Registers(2):
+    """mul.rn.f16x2 - four e4m3 to four float16, exactly, on GPUs that have no instruction for it; NaN becomes a NaN.
+
+    PTX:       ISA 9.0, "prmt", "mul"; sm_80+
+    Scope:     thread
+    Args:      codes  u32  four e4m3
+    Returns:   two u32: the numbers of bits 0-7 and 8-15, and those of bits 16-23 and 24-31, the lower one in the lower half
+    Emulates:  exactly; a NaN is 0x7f80 with the code's sign
+    """
+    halves, (x0, x1, x2, x3) = _e4m3_as_f16(), int(codes).to_bytes(4, "little")
+    return u32(halves[x0] | halves[x1] << 16), u32(halves[x2] | halves[x3] << 16)
 
 
 @op("fma.rn.f32 {out}, {a}, {b}, {c};", pure=True)

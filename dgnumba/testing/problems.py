@@ -79,7 +79,7 @@ def power_of_two_scales(rng: np.random.Generator, shape: tuple[int, ...]) -> Any
 def _case(rng: np.random.Generator, extents: tuple[int, int, int], out: str, codes: Any, scales: Any) -> Case:
     problem = GemmProblem(*extents, d_dtype=DTYPES[out])
     operands = []
-    for rows, granularity in ((problem.m, problem.gran_a), (problem.n, problem.gran_b)):
+    for rows, granularity in ((problem.m, (1, 128)), (problem.n, (128, 128))):
         shape = (rows, problem.k)
         scale = scales(rng, scale_shape(shape, granularity))
         operands.append(QTensor(codes(rng, shape), scale, E4M3, granularity))

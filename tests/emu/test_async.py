@@ -212,7 +212,7 @@ def test_the_part_of_a_box_outside_the_tensor_need_not_be_written() -> None:
 
 
 def test_cp_async_groups() -> None:
-    """No operation declares cp.async yet: the queue by hand."""
+    """The queue by hand, below the operations that use it."""
 
     def kernel(is_awaited):
         def body(source):

@@ -34,6 +34,8 @@ GOLDEN = {
     "convert.bf16x2_to_f32x2": rf"shl\.b32 t, {R}, 16; mov\.b32 {F}, t; and\.b32 t, {R}, 0xffff0000; mov\.b32 {F}, t;",
     "convert.bits_to_f32": rf"mov\.b32 {F}, {R};",
     "convert.divide": rf"div\.rn\.f32 {F}, {F}, {F};",
+    "convert.e4m3x4_to_f16x4": rf"mov\.b32 scale, 0x5c005c00; prmt\.b32 t, {R}, 0, 0x1404; .*? mul\.rn\.f16x2 t, t, scale; or\.b32 {R}, t, nan; "
+    rf"prmt\.b32 t, {R}, 0, 0x3424; .*? mul\.rn\.f16x2 t, t, scale; or\.b32 {R}, t, nan;",
     "convert.f16x2_to_f32x2": rf"mov\.b32 {{low, high}}, {R}; cvt\.f32\.f16 {F}, low; cvt\.f32\.f16 {F}, high;",
     "convert.f32_to_bits": rf"mov\.b32 {R}, {F};",
     "convert.f32x2_to_bf16x2": rf"cvt\.rn\.bf16x2\.f32 {R}, {F}, {F};",

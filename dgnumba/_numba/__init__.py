@@ -45,6 +45,13 @@ def select_register(condition: Any, x: Any, y: Any) -> Any:
     return tracer.select(condition, x, y)
 
 
+def undefined_register(kind: str) -> Any:
+    """A register of `kind` that holds nothing yet; see `dgnumba._numba.tracer.undefined`."""
+    from . import tracer
+
+    return tracer.undefined(kind)
+
+
 def compile_ptx(
     kernel: Callable[..., Any], argtypes: tuple[Any, ...], *, arch: str = "sm_90a", threads: int | None = None, min_ctas: int = 1
 ) -> tuple[str, str]:
@@ -71,4 +78,5 @@ __all__ = [
     "is_lowering",
     "register_operation",
     "select_register",
+    "undefined_register",
 ]

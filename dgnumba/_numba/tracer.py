@@ -92,6 +92,11 @@ def lift(value: Any, kind: str) -> Reg:
     return Reg(constant(LLVM_TYPE[kind], int(value) if isinstance(value, np.bool_) else index(value)), kind)
 
 
+def undefined(kind: str) -> Reg:
+    """A register of `kind` that holds nothing yet."""
+    return Reg(ir.Constant(LLVM_TYPE[kind], ir.Undefined), kind)
+
+
 def _kind(value: Any) -> str | None:
     """The kind of register that a value is or wants to be; None for a plain integer, which takes the other side's."""
     if isinstance(value, Reg):
@@ -171,4 +176,4 @@ def select(condition: Any, x: Any, y: Any) -> Reg:
     return Reg(_builder().select(condition.value, lift(x, kind).value, lift(y, kind).value), kind)
 
 
-__all__ = ["F32", "LLVM_TYPE", "Reg", "lift", "lowering", "select", "site"]
+__all__ = ["F32", "LLVM_TYPE", "Reg", "lift", "lowering", "select", "site", "undefined"]

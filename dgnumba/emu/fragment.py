@@ -13,7 +13,7 @@ from .machine import thread
 
 
 class Fragment:
-    """One thread's accumulators: float32 registers, in flight while a wgmma that has not been waited for writes them.
+    """One thread's accumulators: float32 registers (uint32: the bits of int32), in flight while a wgmma that has not been waited for writes them.
 
     Everything but wgmma reads them as a sequence, or all at once with `values`; both count as a touch, after which wgmma.fence must come
     before the next wgmma that uses them.
@@ -22,7 +22,8 @@ class Fragment:
     __slots__ = ("_values", "_op", "_fences")
 
     def __init__(self, values: Any, op: AsyncOp | None = None, fences: int | None = None) -> None:
-        self._values = values if isinstance(values, np.ndarray) and values.dtype == np.float32 else np.array(values, np.float32)
+        is_ready = isinstance(values, np.ndarray) and values.dtype in (np.float32, np.uint32)
+        self._values = values if is_ready else np.array(values, np.float32)
         self._op = op  # the wgmma that writes them, until the value that the wait returns takes over
         self._fences = thread().fences if fences is None else fences  # wgmma.fences executed when they were last touched
 

@@ -72,6 +72,16 @@ def wgmma_a_fp8() -> LaneMap:
 
 
 @cache
+def wgmma_a_bits16() -> LaneMap:
+    """The 64 x 16 operand A of wgmma in registers, elements of 16 bits: 128 lanes, four registers of two. A warp's 16 rows are mma.sync's m16n8k16.
+
+    Element i of register r is row 16 warp + lane/4 + 8 (r%2), column 8 (r/2) + 2 (lane%4) + i.
+    """
+    warp, lane, i = _grid(128, 8)
+    return LaneMap("WGMMA_A_BITS16", (64, 16), 16 * warp + lane // 4 + 8 * (i // 2 % 2), 8 * (i // 4) + 2 * (lane % 4) + i % 2)
+
+
+@cache
 def matrix_8x8() -> LaneMap:
     """One 8x8 matrix of 16-bit elements of ldmatrix and stmatrix: 32 lanes, two elements; lane holds row lane/4, columns 2(lane%4) + {0, 1}."""
     _, lane, i = _grid(32, 2)

@@ -4,7 +4,7 @@ from dgnumba.ptx import mbarrier, tma, wgmma
 """
 
 from ..integers import u32, u64
-from . import barrier, convert, cp_async, fragment, matrix, mbarrier, memory, mma, thread, tma, wgmma
+from . import barrier, convert, cp_async, fragment, matrix, mbarrier, memory, mma, thread, tma, unpack, wgmma
 from ._declare import OPS, Fragment, Imm, Registers, TensorMapArg, f32, op, select, unrolled
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "tma",
     "u32",
     "u64",
+    "unpack",
     "unrolled",
     "wgmma",
 ]

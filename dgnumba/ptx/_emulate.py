@@ -14,7 +14,7 @@ from ..emu.tensor_core import multiply_add
 from ..errors import DivergenceError, EmulationError, OutOfBoundsError
 from ..integers import u32
 from ..layouts.descriptors import SmemDescriptor, TensorMap
-from ..layouts.lanes import LaneMap, mma_a, mma_accumulator, mma_b, wgmma_a_fp8, wgmma_accumulator
+from ..layouts.lanes import LaneMap, mma_a, mma_accumulator, mma_b, wgmma_a_bits16, wgmma_a_fp8, wgmma_accumulator
 from ..layouts.swizzle import ALIGNMENT, CHUNK, swizzle
 
 K_BYTES = 32  # of one wgmma step
@@ -198,22 +198,23 @@ def wgmma(
     name: str, acc: Sequence[Any], a: Sequence[Any], a_layout: SmemDescriptor | None, b: Sequence[int], b_layout: SmemDescriptor,
     accumulate: Sequence[int], dtypes: tuple[str, str], rows: int = 64,
 ) -> list[Fragment]:  # fmt: skip
-    """One step: 64 x N += 64 x 32 @ 32 x N. `a` holds descriptors if `a_layout` is given, else registers."""
+    """One step: 64 x N += 64 x 32 bytes @ 32 bytes x N. `a` holds descriptors if `a_layout` is given, else registers."""
     smem, columns = cta().smem, 2 * len(acc[0])
-    held = [f.for_wgmma(t) if isinstance(f, Fragment) else np.array(f, np.float32) for f, t in zip(acc, lanes())]
+    kind: Any = np.float32 if DTYPES[dtypes[0]].is_float else np.uint32
+    held = [f.for_wgmma(t) if isinstance(f, Fragment) else np.array(f, kind) for f, t in zip(acc, lanes())]
     b_region = _operand("desc_b", uniform(b, "desc_b"), b_layout, columns)
     a_region = None if a_layout is None else _operand("desc_a", uniform(a, "desc_a"), a_layout, rows)
     is_fresh = not uniform(accumulate, "accumulate")
-    out = np.full((128, columns // 2), np.nan, np.float32)
+    out = np.full((128, columns // 2), np.nan if kind is np.float32 else 0x7FC00000, kind)
     lane_map = wgmma_accumulator(columns)
 
     def act() -> None:
-        a_bytes = smem.peek(a_region).reshape(rows, K_BYTES) if a_region else _registers_a(a)
+        a_bytes = smem.peek(a_region).reshape(rows, K_BYTES) if a_region else _registers_a(a, DTYPES[dtypes[0]].itemsize)
         b_bytes = smem.peek(b_region).reshape(columns, K_BYTES)
         start = None if is_fresh else lane_map.scatter(np.stack(held))[:rows]
-        product = multiply_add(start, _decode(a_bytes, dtypes[0]), _decode(b_bytes, dtypes[1]), _smallest(dtypes[0]), _smallest(dtypes[1]))
-        tile = np.full((64, columns), np.nan, np.float32)  # rows of A that hold no data give garbage: here NaN
-        tile[:rows] = product
+        product = _step(start, a_bytes, b_bytes, dtypes)
+        tile = np.full((64, columns), np.nan, kind) if rows < 64 else np.empty((64, columns), kind)
+        tile[:rows] = product  # rows of A that hold no data give garbage: here NaN
         out[...] = lane_map.gather(tile)
 
     op = AsyncOp(name, act, reads=[r for r in (a_region, b_region) if r], amount=64 * columns * K_BYTES)
@@ -221,9 +222,28 @@ def wgmma(
     return [Fragment(row, op) for row in out]
 
 
-def _registers_a(registers: Sequence[Sequence[int]]) -> Bytes:
-    held = np.array(registers, np.uint32).view(np.uint8)  # [128, 16]
-    tile: Bytes = wgmma_a_fp8().scatter(held)
+def _step(start: np.ndarray | None, a: Bytes, b: Bytes, dtypes: tuple[str, str]) -> np.ndarray:
+    """A step of the tensor core on bytes [rows, 32] and [columns, 32]: FP8 as `emu.tensor_core` models it, int8 exactly and wrapped,
+    16 bits as the exact sum (float64 holds products of 22 bits, and their sum but for its last bits), rounded once.
+    """
+    if dtypes[0] == "int8":
+        total = a.view(np.int8).astype(np.int64) @ b.view(np.int8).astype(np.int64).T
+        wrapped: np.ndarray = ((total if start is None else total + start) & 0xFFFFFFFF).astype(np.uint32)
+        return wrapped
+    x, y = _decode(a, dtypes[0]), _decode(b, dtypes[1])
+    if DTYPES[dtypes[0]].itemsize == 1:
+        return multiply_add(start, x, y, _smallest(dtypes[0]), _smallest(dtypes[1]))
+    with np.errstate(over="ignore", invalid="ignore"):
+        exact = x.astype(np.float64) @ y.astype(np.float64).T
+        rounded: np.ndarray = (exact if start is None else exact + start).astype(np.float32)
+    return rounded
+
+
+def _registers_a(registers: Sequence[Sequence[int]], size: int) -> Bytes:
+    held = np.array(registers, np.uint32)
+    if size == 2:
+        return np.ascontiguousarray(wgmma_a_bits16().scatter(held.view(np.uint16))).view(np.uint8)  # [128, 8] elements
+    tile: Bytes = wgmma_a_fp8().scatter(held.view(np.uint8))  # [128, 16]
     return tile
 
 

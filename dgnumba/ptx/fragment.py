@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from .. import _numba
 from ..arithmetic import fma32
 from ..emu import Fragment as Held
 from ..layouts.tiles import column_scales
 from . import memory
 from ._declare import Fragment, Imm, Registers, f32, select, u32, unrolled
-from .convert import fma
+from .convert import f32_to_bits, fma, s32_to_f32
 
 
 @unrolled(emulate=lambda count: Held(np.zeros(count, np.float32)))
@@ -38,6 +39,32 @@ def zero_u32(count: Imm) -> Registers(lambda sizes: sizes["count"]):
     Emulates:  exactly
     """
     return (u32(0),) * count
+
+
+@unrolled(emulate=lambda count: Held(np.full(count, np.nan, np.float32)))
+def undefined(count: Imm) -> Fragment(lambda sizes: sizes["count"]):
+    """undefined - `count` registers that hold nothing yet: for a wgmma that overwrites them. No instruction.
+
+    PTX:       none
+    Scope:     thread
+    Args:      count  constant
+    Returns:   a fragment
+    Emulates:  as NaN
+    """
+    return tuple(_numba.undefined_register("f32") for _ in range(count))
+
+
+@unrolled(emulate=lambda count: Held(np.full(count, 0x80000000, np.uint32)))
+def undefined_s32(count: Imm) -> Registers(lambda sizes: sizes["count"]):
+    """undefined_s32 - `undefined` for int32 accumulators.
+
+    PTX:       none
+    Scope:     thread
+    Args:      count  constant
+    Returns:   u32 registers
+    Emulates:  as the least int32
+    """
+    return tuple(_numba.undefined_register("u32") for _ in range(count))
 
 
 def _promote(total: Any, acc: Any, scales: Any) -> Any:
@@ -161,3 +188,63 @@ def promote_columns(total: Fragment, acc: Fragment, columns: Fragment, row: f32)
     """
     scales = [c * row for c in columns]
     return tuple(fma(scales[2 * (i // 4) + i % 2], acc[i], total[i]) for i in range(len(acc)))
+
+
+@unrolled(emulate=lambda registers: tuple(u32(int(x)) for x in registers.values.view(np.uint32)))
+def bits(registers: Fragment) -> Registers(lambda sizes: sizes["registers"]):
+    """mov.b32 - the bits of float32 registers.
+
+    PTX:       ISA 9.0, "mov"
+    Scope:     thread
+    Args:      registers  fragment
+    Returns:   as many u32
+    Emulates:  exactly
+    """
+    return tuple(f32_to_bits(x) for x in registers)
+
+
+def _pairs(values: Any) -> Any:
+    return np.array([np.float32(v) for v in values], np.float32)
+
+
+def _promote_both(total: Any, acc: Any, columns: Any, rows: Any) -> Any:
+    products = _pairs(columns).reshape(-1, 1, 2) * _pairs(rows).reshape(1, 2, 1)
+    return Held(fma32(products.reshape(-1), acc.values, total.values))
+
+
+@unrolled(tied="total", emulate=_promote_both)
+def promote_both(total: Fragment, acc: Fragment, columns: Fragment, rows: Fragment(2)) -> Fragment:
+    """mul.rn.f32, fma.rn.f32 - total += (columns * rows) * acc: the promotion of a tile with a scale a column and a scale a row.
+
+    PTX:       ISA 9.0, "mul", "fma"
+    Scope:     thread
+    Args:      total    fragment of a float32 sum
+               acc      fragment, as long: what the tensor core summed over one block of K
+               columns  fragment of half as many: scales of this lane's columns (`load_token_scales_for`)
+               rows     fragment of two: scales of rows r and r + 8
+    Returns:   total
+    Lanes:     layouts.lanes.wgmma_accumulator
+    Emulates:  exactly
+    """
+    return tuple(fma(columns[2 * (i // 4) + i % 2] * rows[i % 4 // 2], acc[i], total[i]) for i in range(len(acc)))
+
+
+def _promote_s32(total: Any, acc: Any, rows: Any) -> Any:
+    scales = np.tile(np.repeat(_pairs(rows), 2), len(acc) // 4)
+    return Held(fma32(scales, acc.values.view(np.int32).astype(np.float32), total.values))
+
+
+@unrolled(tied="total", emulate=_promote_s32)
+def promote_s32(total: Fragment, acc: Registers, rows: Fragment(2)) -> Fragment:
+    """cvt.rn.f32.s32, fma.rn.f32 - total += rows * acc: the promotion of int32 sums, a scale a row.
+
+    PTX:       ISA 9.0, "cvt", "fma"
+    Scope:     thread
+    Args:      total  fragment of a float32 sum
+               acc    u32 registers, as many: int32 sums
+               rows   fragment of two: scales of rows r and r + 8
+    Returns:   total
+    Lanes:     layouts.lanes.wgmma_accumulator
+    Emulates:  exactly
+    """
+    return tuple(fma(rows[i % 4 // 2], s32_to_f32(acc[i]), total[i]) for i in range(len(acc)))

@@ -63,6 +63,19 @@ def load_shared_u32(address: u32) -> u32:
     return u32(int.from_bytes(cta().smem.load(address, 4), "little"))
 
 
+@op("{{ .reg .b16 half; ld.shared.b16 half, [{address}]; cvt.u32.u16 {out}, half; }}")
+def load_shared_u16(address: u32) -> u32:
+    """ld.shared.b16 - load 16 bits.
+
+    PTX:       ISA 9.0, "ld"
+    Scope:     thread
+    Args:      address  u32  shared address, 2-byte aligned
+    Returns:   u32
+    Emulates:  exactly
+    """
+    return u32(int.from_bytes(cta().smem.load(address, 2), "little"))
+
+
 @op("ld.shared.v4.b32 {out}, [{address}];")
 def load_shared_v4(address: u32) -> Registers(4):
     """ld.shared.v4.b32 - load 16 bytes.
@@ -217,6 +230,19 @@ def load_cluster_f32(address: u32) -> f32:
     return np.frombuffer(cta().smem.load(address, 4), np.float32)[0]
 
 
+@op("ld.shared::cluster.b32 {out}, [{address}];")
+def load_cluster_u32(address: u32) -> u32:
+    """ld.shared::cluster.b32 - load 32 bits from the shared memory of a CTA of the cluster.
+
+    PTX:       ISA 9.0, "ld", ".shared::cluster"; sm_90+
+    Scope:     thread
+    Args:      address  u32  shared::cluster address (`thread.mapa`), 4-byte aligned
+    Returns:   u32
+    Emulates:  exactly
+    """
+    return u32(int.from_bytes(cta().smem.load(address, 4), "little"))
+
+
 @op("{{ .reg .pred p; .reg .b16 half; setp.ne.b32 p, {condition}, 0; cvt.rn.bf16.f32 half, {value}; @p st.global.b16 [{address}], half; }}")
 def store_global_bf16_if(condition: bool, address: u64, value: f32) -> None:
     """cvt.rn.bf16.f32, st.global.b16 - store a float32 as bfloat16 where `condition` holds, without a branch.
@@ -231,6 +257,23 @@ def store_global_bf16_if(condition: bool, address: u64, value: f32) -> None:
     """
     if condition:
         cta().gmem.store(address, np.float32(value).astype(ml_dtypes.bfloat16).tobytes())
+
+
+@op("{{ .reg .pred p; .reg .b16 half; setp.ne.b32 p, {condition}, 0; cvt.rn.f16.f32 half, {value}; @p st.global.b16 [{address}], half; }}")
+def store_global_f16_if(condition: bool, address: u64, value: f32) -> None:
+    """cvt.rn.f16.f32, st.global.b16 - store a float32 as float16 where `condition` holds, without a branch; too large is infinite.
+
+    PTX:       ISA 9.0, "cvt", "st"
+    Scope:     thread
+    Args:      condition  bool
+               address    u64  global address, 2-byte aligned
+               value      float32
+    Returns:   nothing
+    Emulates:  exactly; a NaN becomes the canonical one
+    """
+    if condition:
+        with np.errstate(over="ignore"):
+            cta().gmem.store(address, np.float32(value).astype(np.float16).tobytes())
 
 
 _IF = "{{ .reg .pred p; setp.ne.b32 p, {condition}, 0; "

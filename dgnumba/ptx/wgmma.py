@@ -140,27 +140,80 @@ def mma_block_for(
     return mma
 
 
+STEP_BYTES = 32
+"""Of K, in one wgmma: 16 elements of 16 bits, 32 of 8."""
+
+_TAIL = {2: "p, 1, 1, 0", 1: "p, 1, 1"}
+"""Scale-d, signs, and, where a type has it, whether B is transposed; by the bytes of an element."""
+
+
 def mma_rs_for(a_dtype: str, b_dtype: str, *, b: SmemDescriptor) -> Callable[..., Any]:
-    """The operation `mma(acc, frag_a, desc_b, accumulate)` with A in four registers a thread and B in shared memory, K-major."""
-    types = f"{DTYPES[a_dtype].ptx}.{DTYPES[b_dtype].ptx}"
-    text = _prologue({"b": b}) + (" wgmma.mma_async.sync.aligned.m64n{acc.columns}k32.f32." + types + " {acc}, {frag_a}, b, p, 1, 1; }}")
+    """The operation `mma(acc, frag_a, desc_b, accumulate)` with A in four registers a thread and B in shared memory, K-major.
+
+    a_dtype, b_dtype  both "bfloat16", both "float16", or FP8 types
+    """
+    size = DTYPES[a_dtype].itemsize
+    shape = f"m64n{{acc.columns}}k{STEP_BYTES // size}.f32.{DTYPES[a_dtype].ptx}.{DTYPES[b_dtype].ptx}"
+    text = _prologue({"b": b}) + f" wgmma.mma_async.sync.aligned.{shape} {{acc}}, {{frag_a}}, b, {_TAIL[size]}; }}}}"
 
     @op(text, scope=WARPGROUP, tied="acc", name="wgmma.mma_rs")
     def mma(acc: Fragment, frag_a: Registers, desc_b: u32, accumulate: Imm) -> Fragment:
-        """wgmma.mma_async - acc[64, N] = A[64, 32] @ B[N, 32].T (+ acc if `accumulate`), A in registers.
+        """wgmma.mma_async - acc[64, N] = A[64, k] @ B[N, k].T (+ acc if `accumulate`), A in registers; k is 16 elements of 16 bits or 32 of 8.
 
         PTX:       ISA 9.0, "wgmma.mma_async"; sm_90a
         Scope:     warpgroup
         Args:      acc         N/2 float32 registers, N a multiple of 8 from 8 to 256
-                   frag_a      four u32, each four FP8 values
+                   frag_a      four u32, each two values of 16 bits or four FP8 values
+                   desc_b      u32  low word of B's descriptor
+                   accumulate  constant: 0 overwrites acc, 1 adds to it
+        Returns:   acc, in flight
+        Orders:    needs wgmma.fence before, when acc or frag_a was touched since the last one
+        Lanes:     layouts.lanes.WGMMA_ACCUMULATOR, layouts.lanes.WGMMA_A_FP8 or WGMMA_A_BITS16
+        Async:     joins a group at `commit`; acc and frag_a may be used by nothing but further wgmmas until `wait`
+        Emulates:  FP8 as `wgmma.mma`; 16 bits: the exact sum, rounded once to float32 (the tensor core keeps a bit or two more and cuts)
+        """
+        return wgmma("wgmma.mma_rs", acc, frag_a, None, desc_b, b, accumulate, (a_dtype, b_dtype))
+
+    return mma
+
+
+def mma_rs_s8_for(*, b: SmemDescriptor) -> Callable[..., Any]:
+    """The operation `mma(acc, frag_a, desc_b, accumulate)` on int8, A in four registers a thread, B in shared memory, with int32 accumulators."""
+    text = _prologue({"b": b}) + " wgmma.mma_async.sync.aligned.m64n{acc.columns}k32.s32.s8.s8 {acc}, {frag_a}, b, p; }}"
+
+    @op(text, scope=WARPGROUP, tied="acc", name="wgmma.mma_rs_s8")
+    def mma(acc: Registers, frag_a: Registers, desc_b: u32, accumulate: Imm) -> Registers:
+        """wgmma.mma_async - acc[64, N] = A[64, 32] @ B[N, 32].T (+ acc if `accumulate`), int8, A in registers; int32, wrapped.
+
+        PTX:       ISA 9.0, "wgmma.mma_async"; sm_90a
+        Scope:     warpgroup
+        Args:      acc         N/2 u32 registers: int32, N a multiple of 8 up to 32, or of 16 up to 256
+                   frag_a      four u32, each four int8
                    desc_b      u32  low word of B's descriptor
                    accumulate  constant: 0 overwrites acc, 1 adds to it
         Returns:   acc, in flight
         Orders:    needs wgmma.fence before, when acc or frag_a was touched since the last one
         Lanes:     layouts.lanes.WGMMA_ACCUMULATOR, layouts.lanes.WGMMA_A_FP8
-        Async:     joins a group at `commit`; acc and frag_a may be used by nothing but further wgmmas until `wait`
-        Emulates:  as `wgmma.mma`
+        Async:     joins a group at `commit`; acc and frag_a may be used by nothing but further wgmmas until `wait_s32`
+        Emulates:  exactly
         """
-        return wgmma("wgmma.mma_rs", acc, frag_a, None, desc_b, b, accumulate, (a_dtype, b_dtype))
+        return wgmma("wgmma.mma_rs_s8", acc, frag_a, None, desc_b, b, accumulate, ("int8", "int8"))
 
     return mma
+
+
+@op("wgmma.wait_group.sync.aligned {pending};", scope=WARPGROUP, tied="acc")
+def wait_s32(acc: Registers, pending: Imm) -> Registers:
+    """wgmma.wait_group - `wait` for int32 accumulators.
+
+    PTX:       ISA 9.0, "wgmma.wait_group"; sm_90a
+    Scope:     warpgroup
+    Args:      acc      accumulators of the wgmmas waited for
+               pending  constant
+    Returns:   acc, now readable
+    Orders:    the wgmmas' reads of shared memory are done, their registers are written
+    Lanes:     layouts.lanes.WGMMA_ACCUMULATOR
+    Emulates:  exactly
+    """
+    warpgroup().mma.wait(uniform(pending, "pending"))
+    return [f.settled() if isinstance(f, Held) else f for f in acc]

@@ -12,12 +12,13 @@ from dgnumba.ptx import matrix, mma, wgmma
 
 FAMILIES = {
     name: getattr(ptx, name)
-    for name in ("barrier", "convert", "cp_async", "fragment", "matrix", "mbarrier", "memory", "mma", "thread", "tma", "wgmma")
+    for name in ("barrier", "convert", "cp_async", "fragment", "matrix", "mbarrier", "memory", "mma", "thread", "tma", "unpack", "wgmma")
 }
 
 # The operations that are made to measure: one of each is enough to look at.
 MMA = wgmma.mma_for("float8_e4m3fn", "float8_e4m3fn", a=SmemDescriptor(), b=SmemDescriptor())
 MMA_RS = wgmma.mma_rs_for("float8_e4m3fn", "float8_e4m3fn", b=SmemDescriptor())
+MMA_RS_S8 = wgmma.mma_rs_s8_for(b=SmemDescriptor())
 MMA_TILE = mma.tile_for("bfloat16", 2, 4)
 LOAD_TILES = matrix.load_tiles_for(2, 2048)
 for epilogue, d_dtype in (("tma", "bfloat16"), ("warp", "bfloat16"), ("direct", "float32")):
@@ -36,6 +37,9 @@ IMMEDIATE = {
     "thread.setmaxnreg_inc": "232",
     "fragment.zero": "8",
     "fragment.zero_u32": "8",
+    "fragment.undefined": "8",
+    "fragment.undefined_s32": "4",
+    "wgmma.wait_s32": "1",
     "wgmma.wait": "1",
     "cp_async.wait": "1",
 }
@@ -49,10 +53,14 @@ GOOD = {
     "registers": ("regs",),
     "registers 2": ("regs2",),
     "registers 4": ("regs", "regs"),
+    "fragment 2": ("frag2",),
     "fragment 4": ("frag4",),
     "tensor_map": ("tmap",),
     "array": ("array",),
 }
+
+BETTER = {"fragment.promote_s32": {"total": "frag4"}}
+"""Where the lengths of two lists go together."""
 
 SINKS = {
     "u32": "    memory.store_shared_u32(sink, {r})",
@@ -75,7 +83,7 @@ def arguments(operation, **spoiled):
     for name, kind in operation.params:
         kind = f"{kind} {operation.counts[name]}" if name in operation.counts else kind
         good = IMMEDIATE.get(operation.name, "0") if kind == "imm" else left[kind].pop(0)
-        out.append(spoiled.get(name, good))
+        out.append(spoiled.get(name, BETTER.get(operation.name, {}).get(name, good)))
     return ", ".join(out)
 
 
@@ -89,6 +97,7 @@ def kernel_of(names, **spoiled):
         "    regs2 = regs[:2]",
         "    frag4 = memory.load_shared_v4_f32(b)",
         "    frag = fragment.promote(fragment.zero(8), fragment.zero(8), (f0, f1))",
+        "    frag2 = memory.load_shared_v2_f32(a)",
     ]
     for number, name in enumerate(names):
         operation = CALLABLE[name]

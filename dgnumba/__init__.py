@@ -14,16 +14,23 @@ _HOME = {
     "Device": "device",
     "Explanation": "api",
     "GemmPlan": "kernels",
+    "Int4Explanation": "int4",
+    "Int4Plan": "kernels",
+    "Int4Weights": "quant",
     "QTensor": "quant",
     "cast_back_from_fp4": "quant",
     "error_bound": "quant",
     "explain": "api",
+    "explain_int4": "int4",
     "fp8_gemm_nt": "api",
     "gemm_reference": "quant",
     "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor": "layouts",
     "get_mn_major_tma_aligned_packed_ue8m0_tensor": "scale_moves",
     "get_mn_major_tma_aligned_tensor": "scale_moves",
     "get_tma_aligned_size": "layouts",
+    "int4_error_bound": "quant",
+    "int4_gemm_nt": "int4",
+    "int4_gemm_reference": "quant",
     "launch": "launching",
     "pack_ue8m0_to_int": "layouts",
     "per_block_cast_to_fp8": "casts",
@@ -31,6 +38,7 @@ _HOME = {
     "per_custom_dims_cast_to_fp8": "quant",
     "per_token_cast_to_fp4": "casts",
     "per_token_cast_to_fp8": "casts",
+    "prepare_int4_weights": "quant",
     "quantize": "casts",
     "tensor_map": "launching",
     "transform_k_grouped_sf_into_required_layout": "layouts",
@@ -62,9 +70,13 @@ if TYPE_CHECKING:
     from .casts import per_token_cast_to_fp8 as per_token_cast_to_fp8
     from .casts import quantize as quantize
     from .device import Device as Device
+    from .int4 import Int4Explanation as Int4Explanation
+    from .int4 import explain_int4 as explain_int4
+    from .int4 import int4_gemm_nt as int4_gemm_nt
     from .integers import u32 as u32
     from .integers import u64 as u64
     from .kernels import GemmPlan as GemmPlan
+    from .kernels import Int4Plan as Int4Plan
     from .launching import launch as launch
     from .launching import tensor_map as tensor_map
     from .layouts import get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor as get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor
@@ -73,11 +85,15 @@ if TYPE_CHECKING:
     from .layouts import transform_k_grouped_sf_into_required_layout as transform_k_grouped_sf_into_required_layout
     from .layouts import transform_sf_into_required_layout as transform_sf_into_required_layout
     from .layouts import unpack_ue8m0_from_int as unpack_ue8m0_from_int
+    from .quant import Int4Weights as Int4Weights
     from .quant import QTensor as QTensor
     from .quant import cast_back_from_fp4 as cast_back_from_fp4
     from .quant import error_bound as error_bound
     from .quant import gemm_reference as gemm_reference
+    from .quant import int4_error_bound as int4_error_bound
+    from .quant import int4_gemm_reference as int4_gemm_reference
     from .quant import per_custom_dims_cast_to_fp8 as per_custom_dims_cast_to_fp8
+    from .quant import prepare_int4_weights as prepare_int4_weights
     from .scale_moves import get_mn_major_tma_aligned_packed_ue8m0_tensor as get_mn_major_tma_aligned_packed_ue8m0_tensor
     from .scale_moves import get_mn_major_tma_aligned_tensor as get_mn_major_tma_aligned_tensor
 

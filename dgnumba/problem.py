@@ -156,9 +156,9 @@ def check_fp8_gemm_nt(
     out = None if d is None else _output("d", d, (m, n))
     d_dtype = _out_dtype(out_dtype) if out is None else _float_dtype(out)
     add = None if c is None else _addend(c, (m, n), d_dtype)
-    device = _same_device(("a", a_data), ("sfa", sfa), ("b", b_data), ("sfb", sfb), ("d", out), ("c", add))
+    device = same_device(("a", a_data), ("sfa", sfa), ("b", b_data), ("sfb", sfb), ("d", out), ("c", add))
     if out is not None:
-        _check_overlap(out, (("a", a_data), ("sfa", sfa), ("b", b_data), ("sfb", sfb)), add)
+        check_overlap(out, (("a", a_data), ("sfa", sfa), ("b", b_data), ("sfb", sfb)), add)
     problem = GemmProblem(m, n, k, E4M3, E4M3, d_dtype, gran_a, gran_b, add is not None)
     operands = Operands(
         problem,
@@ -188,7 +188,7 @@ def _operand(name: str, pair: Any) -> tuple[ArrayView, ArrayView]:
     """Data (as uint8 codes) and scales of one argument: types checked, shapes not yet."""
     is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
     if not is_pair and not hasattr(pair, "granularity"):
-        got = f"{type(pair).__name__} of {len(pair)}" if isinstance(pair, (tuple, list)) else _describe(pair)
+        got = f"{type(pair).__name__} of {len(pair)}" if isinstance(pair, (tuple, list)) else describe(pair)
         raise DTypeError(f"{name}: expected a QTensor or a pair (data, scale), got {got}" + _pair_hint(name, pair))
     if not is_pair and not _is_plain_e4m3(pair):
         raise DTypeError(f"{name}: expected a QTensor of {E4M3} with float32 scales alone, got {pair}")
@@ -242,7 +242,8 @@ def _pair_hint(name: str, x: Any) -> str:
     return f"; its scales are missing: ({name}, sf{name})" if dtype == E4M3.name else ""
 
 
-def _describe(x: Any) -> str:
+def describe(x: Any) -> str:
+    """What an argument is, for messages: its type and shape."""
     shape = getattr(x, "shape", None)
     return type(x).__name__ if shape is None else f"{getattr(x, 'dtype', type(x).__name__)} {list(shape)}"
 
@@ -288,6 +289,11 @@ def _check_scale_shape(name: str, data: ArrayView, scale: ArrayView, granularity
 def _output(name: str, x: Any, shape: tuple[int, int]) -> ArrayView:
     view = as_array(x, name)
     _float_dtype(view)
+    return check_output(name, view, shape)
+
+
+def check_output(name: str, view: ArrayView, shape: tuple[int, int]) -> ArrayView:
+    """An array that can be written to as ``[M, N]``; its type is another's business."""
     if view.array.shape != shape:
         hint = "; transposed?" if view.array.shape == shape[::-1] else ""
         raise ProblemError(f"{name}: expected [M, N] = {list(shape)}, got {list(view.array.shape)}{hint}")
@@ -323,7 +329,8 @@ def _addend(c: Any, shape: tuple[int, int], d_dtype: DType) -> ArrayView:
     return view
 
 
-def _same_device(*views: tuple[str, ArrayView | None]) -> int | None:
+def same_device(*views: tuple[str, ArrayView | None]) -> int | None:
+    """The GPU that holds all of the named arrays, None for the host; raises where they lie apart."""
     first, device = views[0][0], views[0][1].device if views[0][1] else None
     for name, view in views:
         if view is not None and view.device != device:
@@ -335,7 +342,8 @@ def _place(device: int | None) -> str:
     return "the host" if device is None else f"GPU {device}"
 
 
-def _check_overlap(d: ArrayView, read: tuple[tuple[str, ArrayView], ...], c: ArrayView | None) -> None:
+def check_overlap(d: ArrayView, read: tuple[tuple[str, ArrayView], ...], c: ArrayView | None) -> None:
+    """Raise where an output shares memory with what is read; it may be `c` itself."""
     for name, view in read:
         if share_memory(d.array, view.array):
             raise ProblemError(f"d: expected memory of its own, got memory that overlaps {name}")

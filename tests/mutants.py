@@ -14,6 +14,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 from cases import DENSE, PORTABLE, SKINNY, SWAPPED, plan, portable, run_plan, skinny, swapped
+from kernels.int4_products import INT4, Int4Product
 
 import dgnumba.kernels
 from dgnumba import emu, quant
@@ -28,8 +29,8 @@ from dgnumba.testing import assert_bits_equal, exact_problem
 
 SYNCHRONISING = {
     "barrier.*", "mbarrier.init", "mbarrier.wait", "mbarrier.arrive", "mbarrier.arrive_if", "mbarrier.arrive_cluster_if", "mbarrier.arrive_expect_tx",
-    "mbarrier.expect_tx", "tma.commit", "tma.wait", "tma.wait_read", "tma.prefetch", "wgmma.fence", "wgmma.commit", "wgmma.wait", "cp_async.commit",
-    "cp_async.wait", "cuda.syncthreads", "cuda.syncwarp", "thread.syncwarp", "thread.griddepcontrol_wait",
+    "mbarrier.expect_tx", "tma.commit", "tma.wait", "tma.wait_read", "tma.prefetch", "wgmma.fence", "wgmma.commit", "wgmma.wait", "wgmma.wait_s32",
+    "cp_async.commit", "cp_async.wait", "cuda.syncthreads", "cuda.syncwarp", "thread.syncwarp", "thread.griddepcontrol_wait",
     "thread.griddepcontrol_launch_dependents", "thread.setmaxnreg_dec", "thread.setmaxnreg_inc",
 }  # fmt: skip
 
@@ -320,6 +321,13 @@ TRIALS = {
     PORTABLE.NAME: [
         Product(portable("float8_e4m3fn", 16, 64), 16, 60, 640, 132),
         Product(portable("float8_e4m3fn", 16, 64, 4), 16, 60, 100, 132),
+    ],
+    INT4.NAME: [
+        Int4Product("bfloat16", "int4_g128", 8, 130, 500, (8, 64, 1, 2, 1), 1),
+        Int4Product("bfloat16", "int4_g128", 8, 64, 512, (8, 64, 2, 2, 2)),
+        Int4Product("float8_e4m3fn", "uint4_g64", 8, 70, 500, (8, 64, 1, 2, 1), 1),
+        Int4Product("int8", "int4_g64", 8, 70, 500, (8, 64, 1, 2, 1), 1),
+        Int4Product("int8", "int4_row", 8, 70, 512, (8, 64, 2, 2, 1), 1, "int32"),
     ],
     "smxx_cast": [Cast("block", (128, 128)), Cast("channel", (128, 1)), Cast("token", (1, 128))],
     "smxx_layout": [Turn()],

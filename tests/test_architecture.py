@@ -13,14 +13,14 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     {"_version", "arithmetic", "data", "dtypes", "errors", "integers", "store"},
     {"_numba", "driver", "xp"},
-    {"device", "layouts", "problem"},
+    {"device", "int4_problem", "layouts", "problem"},
     {"emu"},
     {"ptx", "quant"},
     {"checkpoint", "kernels"},
-    {"cost", "plan"},
+    {"cost", "int4_operands", "int4_plan", "plan"},
     {"archive", "arguments", "assemble", "cache", "fingerprint", "launching", "streams"},
-    {"casts", "onepass", "prepared", "scale_moves"},
-    {"api"},
+    {"casts", "int4_prepared", "onepass", "prepared", "scale_moves"},
+    {"api", "int4"},
     {"__init__", "__main__", "cli", "report", "testing"},
 ]
 """Rooms (a folder, or a module) from the ground up: one may import its own floor and those below."""
@@ -121,7 +121,7 @@ def test_no_other_framework_is_needed():
 
 
 def test_kernels_import_what_a_kernel_may():
-    allowed = {"_numba", "device", "dtypes", "errors", "integers", "kernels", "layouts", "problem", "ptx", "xp"}
+    allowed = {"_numba", "device", "dtypes", "errors", "int4_problem", "integers", "kernels", "layouts", "problem", "ptx", "xp"}
     found = {room for path in SOURCES if room_of(path) == "kernels" for _, room in rooms_imported(path)}
     assert found - allowed == set()
 

@@ -23,6 +23,8 @@ from .formats import (
 from .fp4 import cast_back_from_fp4, per_token_cast_to_fp4
 from .fp8 import per_block_cast_to_fp8, per_channel_cast_to_fp8, per_custom_dims_cast_to_fp8, per_token_cast_to_fp8
 from .host import fp8_gemm_nt_host
+from .int4_host import int4_error_bound, int4_gemm_nt_host, int4_gemm_reference
+from .int4_weights import Int4Weights, prepare_int4_weights
 from .qtensor import QTensor
 from .quality import QuantReport, Tally, report
 from .reference import error_bound, exact_integer_reference, gemm_reference
@@ -41,6 +43,7 @@ __all__ = [
     "NVFP4",
     "UINT4",
     "Format",
+    "Int4Weights",
     "LayerDamage",
     "QTensor",
     "QuantReport",
@@ -55,13 +58,17 @@ __all__ = [
     "fp8_gemm_nt_host",
     "gemm_reference",
     "global_scale_from_amax",
+    "int4_error_bound",
     "int4_format",
+    "int4_gemm_nt_host",
+    "int4_gemm_reference",
     "mx_format",
     "per_block_cast_to_fp8",
     "per_channel_cast_to_fp8",
     "per_custom_dims_cast_to_fp8",
     "per_token_cast_to_fp4",
     "per_token_cast_to_fp8",
+    "prepare_int4_weights",
     "quantize",
     "report",
     "sensitivity",

@@ -1,0 +1,195 @@
+"""`int4_gemm_nt`: products with weights of 4 bits, from check to run, and `explain_int4`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from . import launching
+from .api import EMULATED_SMS, On
+from .device import Device
+from .dtypes import DType
+from .errors import ProblemError
+from .int4_operands import Int4LaidOut, Int4Operands, check_int4_gemm_nt, lay_out
+from .int4_plan import Int4Choice, choose_int4, validate_int4
+from .int4_prepared import built, prepared, quick, remember
+from .int4_problem import Int4Problem
+from .kernels import Built
+from .kernels.int4_spec import Int4Plan
+from .quant.int4_host import int4_gemm_nt_host
+from .xp import device_of
+
+
+def int4_gemm_nt(
+    a: Any,
+    w: Any,
+    d: Any = None,
+    c: Any = None,
+    *,
+    bias: Any = None,
+    out_dtype: DType | str | None = None,
+    on: On | None = None,
+    stream: Any = None,
+    check: bool | None = None,
+    plan: Int4Plan | None = None,
+    policy: str = "eager",
+) -> Any:
+    """D = C + bias + A @ W.T for weights of 4 bits; with a gate, D = C + silu(A @ W.T) * (A @ G.T).
+
+    Args:
+        a: ``[M,K]``: bfloat16 (or its bits as uint16) or float16; or a `QTensor` of float8_e4m3fn with a float32 scale for each 1x128, of
+            int8 with one for each row, or of int4 with one for each row (widened to int8). NumPy, CuPy, torch or JAX arrays.
+        w: `Int4Weights` of ``[N,K]``, made once by `prepare_int4_weights` for this type of `a`; or a `QTensor`, which is prepared in the
+            call.
+        d: output ``[M,N]``, bfloat16, float16 or float32; None: a new one of `out_dtype`. int32 is for int8 and int4 `a` beside weights
+            with one scale a row: the sums of codes less zero points, unscaled.
+        c: None, or an array like `d` (or `d` itself) that is added in float32 before the one rounding.
+        bias: None, or ``[N]`` of any of these types, added to each row.
+        out_dtype: of a new `d`: by default float16 for float16 `a`, else bfloat16.
+        on: "cuda", "host" (NumPy, the same numbers at the same promotion points) or "emulator" (the GPU's kernel, interpreted); by
+            default where the arrays are.
+        stream: the stream to run on; by default the arrays' own (CuPy's current one).
+        check: look at every scale of `a`, and compare the weights' stream with its check value: by default on the host only.
+        plan: an `Int4Plan` in the place of the chosen one.
+        policy: of the emulator: "eager" or "late" (`emu.run`).
+
+    Returns:
+        `d`.
+
+    Raises:
+        ProblemError, DTypeError: an argument is refused; nothing has been written. UnsupportedError: no GPU, or no kernel for it.
+
+    Scales and zero points meet float32 sums, so that no weight is rounded; `int4_error_bound` says how far a result may lie from the exact one.
+
+    >>> import numpy as np, dgnumba
+    >>> w = dgnumba.prepare_int4_weights(dgnumba.quantize(np.full((3, 128), 0.5, np.float32), "int4_g128"), "float16")
+    >>> dgnumba.int4_gemm_nt(np.ones((2, 128), np.float16), w)
+    array([[64., 64., 64.],
+           [64., 64., 64.]], dtype=float16)
+    """
+    is_plain = d is not None and c is None and bias is None and plan is None and not check
+    if is_plain and on in (None, "cuda") and quick(a, w, d, stream):
+        return d
+    operands = check_int4_gemm_nt(a, w, d, c, bias, out_dtype, check)
+    where = _where(on, operands)
+    if where == "cuda":
+        _run_on_gpu(operands, plan, (a, d, c, bias), w, stream)
+    elif where == "host" or operands.problem.is_empty or operands.problem.k == 0:
+        int4_gemm_nt_host(operands.a, operands.scales, operands.weights, operands.d, operands.c, operands.bias)
+    else:
+        _emulate(operands, plan, policy)
+    return operands.d if d is None else d
+
+
+def _where(on: On | None, operands: Int4Operands) -> On:
+    is_host = operands.device is None
+    if on not in (None, "cuda", "host", "emulator"):
+        raise ProblemError(f"on: expected 'cuda', 'host' or 'emulator', got {on!r}")
+    if on == "cuda" and is_host or on in ("host", "emulator") and not is_host:
+        place = "host memory" if is_host else f"GPU {operands.device}"
+        raise ProblemError(f"on: {on!r} needs arrays {'on a GPU' if is_host else 'in host memory'}, got arrays in {place}")
+    return on or ("host" if is_host else "cuda")
+
+
+def _choose(problem: Int4Problem, plan: Int4Plan | None, device: Device) -> Int4Choice:
+    return choose_int4(problem, device) if plan is None else validate_int4(plan, problem, device)
+
+
+def _finish(laid: Int4LaidOut) -> None:
+    if laid.target is not laid.d:
+        with device_of(laid.d):
+            laid.target[...] = laid.d
+
+
+def _run_on_gpu(operands: Int4Operands, plan: Int4Plan | None, owners: tuple[Any, ...], weights: Any, stream: Any) -> None:
+    """Queue the product; `owners` are a, d, c and bias, and `weights` the weights, as the caller gave them."""
+    index = operands.device
+    assert index is not None
+    arrays = [x.data if hasattr(x, "granularity") else x for x in owners if x is not None]
+    handle = launching.stream_of(arrays, index, stream)
+    with launching.ordered(index, handle):
+        if operands.problem.is_empty:
+            return
+        device = Device.numbered(index)
+        choice = _choose(operands.problem, plan, device)
+        laid = lay_out(operands)
+        launch = prepared(choice, laid, device)
+        launch(laid, handle)
+        _finish(laid)
+        if plan is None and all(x is None for x in owners[2:]) and owners[1] is not None:
+            remember(owners[0], weights, owners[1], launch, laid)
+    if owners[1] is None and stream is None:
+        launching.joined(index, handle)
+
+
+def _emulate(operands: Int4Operands, plan: Int4Plan | None, policy: str) -> None:
+    from . import emu
+
+    # planned for few multiprocessors: that gives the largest tiles, hence the fewest threads to step
+    device = replace(Device.current(), num_sms=EMULATED_SMS)
+    choice = _choose(operands.problem, plan, device)
+    laid = lay_out(operands)
+    made = built(choice)
+    grid = choice.kernel.grid(choice.plan, laid.problem, device)
+    labels = {r.offset + r.nbytes * i: f"{r.name}[{i}]" for r in made.smem for i in range(r.stages)}
+    arrays = [x for x in (laid.w, laid.d, laid.c, laid.bias, laid.token_scales) if x is not None]
+    emu.run(made.kernel, grid, made.threads, choice.kernel.bind(choice.plan, laid), smem=made.smem.launch_bytes, cluster=made.cluster,
+            policy=policy, labels=labels, arrays=arrays)  # fmt: skip
+    _finish(laid)
+
+
+@dataclass(frozen=True, eq=False)
+class Int4Explanation:
+    """The chain of one call, to print: operands, layout, problem, plan and why, shared memory, registers."""
+
+    operands: Int4Operands
+    copies: tuple[str, ...]
+    device: Device
+    choice: Int4Choice
+    built: Built
+    resources: str
+
+    def __str__(self) -> str:
+        p, plan, choice = self.operands.problem, self.choice.plan, self.choice
+        tiles = choice.kernel.count_tiles(plan, p)
+        others = "; ".join(f"{q.name} {e:.1f} us" for q, e in choice.runners_up) or "none"
+        floor = p.bytes / self.device.memory_bandwidth * 1e6
+        lines = [
+            f"operands   a {p.a_dtype} [{p.m}, {p.k}]; {self.operands.weights}; d {p.d_dtype} [{p.m}, {p.n}]",
+            "lay out    " + ("\n           ".join(self.copies) or "nothing to copy"),
+            f"problem    {p.flops / 1e9:.2f} GFLOP, {p.bytes / 1e6:.2f} MB at least, of which {p.weight_bytes / 1e6:.2f} weights: "
+            f"{floor:.1f} us at the memory's {self.device.memory_bandwidth / 1e12:.1f} TB/s",
+            f"plan       {plan.kernel}: tile {plan.block_m}x{plan.block_n}, {plan.records} records of 128 of K a stage, {plan.num_stages} stages, "
+            + (f"K split over clusters of {plan.split}" if plan.split > 1 else "no split"),
+            f"why        {tiles} tiles on {self.device.num_sms} multiprocessors ({self.device.name}); {choice.estimate:.1f} us expected",
+            f"           cheapest of {choice.considered} plans; next: {others}",
+            "smem       " + str(self.built.smem).replace("\n", "\n           "),
+            f"registers  {self.resources}",
+        ]  # fmt: skip
+        return "\n".join(lines)
+
+
+def explain_int4(a: Any, w: Any, d: Any = None, c: Any = None, *, bias: Any = None, out_dtype: DType | str | None = None,
+                 check: bool | None = None, plan: Int4Plan | None = None) -> Int4Explanation:  # fmt: skip
+    """What `int4_gemm_nt` would do with these arguments, and why; `print` it. Compiles the kernel and lays the operands out, multiplies nothing.
+
+    Raises as `int4_gemm_nt` does.
+    """
+    operands = check_int4_gemm_nt(a, w, d, c, bias, out_dtype, check)
+    if operands.problem.is_empty:
+        raise ProblemError(f"a, w: nothing to explain: m {operands.problem.m}, n {operands.problem.n}, no kernel runs")
+    device = Device.of(operands.a)
+    choice = _choose(operands.problem, plan, device)
+    made = built(choice)
+    return Int4Explanation(operands, lay_out(operands).copies, device, choice, made, _resources(choice, made, device))
+
+
+def _resources(choice: Int4Choice, made: Built, device: Device) -> str:
+    try:
+        cubin = launching.compiled(choice.plan, lambda: (made.kernel, made.argtypes), arch=device.arch, threads=made.threads)
+    except Exception as error:  # explaining must work where nothing can be compiled
+        return f"unknown, the kernel could not be compiled here ({type(error).__name__}: {str(error).splitlines()[0]})"
+    return f"{cubin.registers} a thread at entry, {made.threads} threads; {cubin.spill_stores + cubin.spill_loads} bytes spilled"
+
+
+__all__ = ["Int4Explanation", "explain_int4", "int4_gemm_nt"]

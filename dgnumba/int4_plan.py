@@ -1,0 +1,71 @@
+"""From a problem with weights of 4 bits and a device to a plan: pure, as `plan`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from .device import Device
+from .errors import PlanError, UnsupportedError
+from .int4_problem import Int4Problem
+from .kernels import INT4_KERNELS
+from .kernels.int4_spec import Int4Kernel, Int4Plan
+
+
+@dataclass(frozen=True)
+class Int4Choice:
+    """A plan, and why: microseconds that it should take, and the plans that came next."""
+
+    plan: Int4Plan
+    kernel: Int4Kernel
+    estimate: float
+    considered: int
+    runners_up: tuple[tuple[Int4Plan, float], ...]
+
+
+def int4_kernel_named(name: str) -> Int4Kernel:
+    """The kernel of this name. Raises `PlanError` for none."""
+    for kernel in INT4_KERNELS:
+        if kernel.NAME == name:
+            return kernel
+    raise PlanError(f"kernel: expected one of {', '.join(k.NAME for k in INT4_KERNELS)}, got {name}")
+
+
+@lru_cache(maxsize=4096)
+def choose_int4(problem: Int4Problem, device: Device) -> Int4Choice:
+    """The plan for a problem on a device: the cheapest of the first kernel that takes it.
+
+    Raises:
+        UnsupportedError: no kernel takes the problem there; lists each one's reason.
+        PlanError: a kernel takes it, but no plan of it fits.
+    """
+    refusals: dict[str, str] = {}
+    for kernel in INT4_KERNELS:
+        reason = kernel.supports(problem, device)
+        if reason is not None:
+            refusals[kernel.NAME] = reason
+            continue
+        priced = sorted(((kernel.estimate(plan, problem, device), i, plan) for i, plan in enumerate(kernel.candidates(problem, device))))
+        if priced:
+            best, _, plan = priced[0]
+            return Int4Choice(plan, kernel, best, len(priced), tuple((p, e) for e, _, p in priced[1:4]))
+        refusals[kernel.NAME] = f"no tile fits {device.smem_per_block} bytes of shared memory a block"
+    if any(reason.startswith("no tile fits") for reason in refusals.values()):
+        raise PlanError(f"no plan fits {problem} on {device.name}", refusals)
+    raise UnsupportedError(f"no kernel takes {problem} on {device.name}", refusals)
+
+
+def validate_int4(plan: Int4Plan, problem: Int4Problem, device: Device) -> Int4Choice:
+    """A plan that the caller chose, checked. Raises `PlanError` saying what rules it out."""
+    kernel = int4_kernel_named(plan.kernel)
+    reason = kernel.supports(problem, device) or kernel.refusal(plan, problem)
+    if reason is None:
+        smem = kernel.smem(plan).launch_bytes
+        if smem > device.smem_per_block:
+            reason = f"needs {smem} bytes of shared memory, {device.name} has {device.smem_per_block} a block"
+    if reason is not None:
+        raise PlanError(f"plan: {plan.name} cannot be used", {kernel.NAME: reason})
+    return Int4Choice(plan, kernel, kernel.estimate(plan, problem, device), 1, ())
+
+
+__all__ = ["Int4Choice", "choose_int4", "int4_kernel_named", "validate_int4"]

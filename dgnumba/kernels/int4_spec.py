@@ -1,0 +1,133 @@
+"""The plan of a kernel with weights of 4 bits, and what its file provides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..device import Device
+from ..dtypes import DTYPES
+from ..int4_problem import Int4Problem
+from ..layouts.int4.stream import COLUMNS, Record, Zeros, order_for
+from ..layouts.smem import SmemMap
+from .spec import Built
+
+
+@dataclass(frozen=True)
+class Int4Plan:
+    """Every choice that is frozen into a kernel. M, N and K are not: one binary serves them all.
+
+    block_m, block_n   tokens and weight rows of a tile
+    num_stages         slots of the ring in shared memory
+    records            of 64 rows by 128 of K in a stage, for each 64 rows of the tile
+    split              CTAs of a cluster that share a tile, each a range of K
+    the rest           as of `Int4Problem`
+    """
+
+    kernel: str
+    block_m: int
+    block_n: int
+    num_stages: int
+    records: int = 1
+    split: int = 1
+    a_dtype: str = "bfloat16"
+    w_dtype: str = "int4"
+    d_dtype: str = "bfloat16"
+    group: int = 128
+    scale_dtype: str = "float16"
+    zeros: Zeros = "none"
+    has_gate: bool = False
+    with_bias: bool = False
+    with_c: bool = False
+    with_alpha: bool = False
+    is_whole: bool = False
+
+    @property
+    def name(self) -> str:
+        """A short name that says every choice: `16x128x256 s5 split2 bfloat16 int4_g128 float16`."""
+        split = f" split{self.split}" if self.split > 1 else ""
+        zeros = f" {self.zeros[:3]}zero" if self.zeros != "none" else ""
+        fused = "".join(
+            f" {word}"
+            for word, has in (
+                ("gate", self.has_gate),
+                ("bias", self.with_bias),
+                ("c", self.with_c),
+                ("alpha", self.with_alpha),
+                ("whole", self.is_whole),
+            )
+            if has
+        )
+        types = f"{self.a_dtype} {self.w_dtype}_g{self.group} {self.scale_dtype}{zeros}{fused} {self.d_dtype}"
+        return f"{self.block_m}x{self.block_n}x{COLUMNS * self.records} s{self.num_stages}{split} {types}"
+
+    @property
+    def record(self) -> Record:
+        """The form of a record of weights."""
+        return Record(order_for(DTYPES[self.a_dtype]), self.group, DTYPES[self.scale_dtype].itemsize, self.zeros)
+
+    @classmethod
+    def of(cls, problem: Int4Problem, kernel: str, **choices: Any) -> Int4Plan:
+        """A plan for a problem: its types, and these choices."""
+        types = {name: getattr(problem, name).name for name in ("a_dtype", "w_dtype", "d_dtype", "scale_dtype")}
+        rest = {name: getattr(problem, name) for name in ("group", "zeros", "has_gate", "with_bias", "with_c", "with_alpha", "is_whole")}
+        return cls(kernel, **choices, **types, **rest)
+
+    def differs_from(self, problem: Int4Problem) -> str | None:
+        """In what the plan is for another problem, or None."""
+        like = Int4Plan.of(
+            problem,
+            self.kernel,
+            block_m=self.block_m,
+            block_n=self.block_n,
+            num_stages=self.num_stages,
+            records=self.records,
+            split=self.split,
+        )
+        for name in self.__dataclass_fields__:
+            planned, given = getattr(self, name), getattr(like, name)
+            if planned != given:
+                return f"is for {name} {planned}, got {given}"
+        return None
+
+
+class Int4Kernel(Protocol):
+    """The whole interface of a kernel with weights of 4 bits; as `KernelSpec`, but that it prices its own plans.
+
+    MAPPED_ARRAYS  whose tensor maps `bind` gives, in order
+    SCALARS        what its other arguments are, in order: addresses of arrays of `Int4LaidOut`, and numbers
+    """
+
+    NAME: str
+    MAPPED_ARRAYS: tuple[str, ...]
+    SCALARS: tuple[str, ...]
+
+    def supports(self, problem: Int4Problem, device: Device) -> str | None:
+        """None when the kernel takes the problem on the device, else the reason why not."""
+
+    def candidates(self, problem: Int4Problem, device: Device) -> list[Int4Plan]:
+        """Plans that fit the device."""
+
+    def refusal(self, plan: Int4Plan, problem: Int4Problem) -> str | None:
+        """Why a plan cannot be built, or cannot take the problem, or None."""
+
+    def estimate(self, plan: Int4Plan, problem: Int4Problem, device: Device) -> float:
+        """What a plan should cost, in microseconds."""
+
+    def smem(self, plan: Int4Plan) -> SmemMap:
+        """The plan's shared-memory map."""
+
+    def threads(self, plan: Int4Plan) -> int:
+        """Threads of a CTA."""
+
+    def build(self, plan: Int4Plan) -> Built:
+        """The kernel of a plan."""
+
+    def bind(self, plan: Int4Plan, laid: Any) -> tuple[Any, ...]:
+        """The kernel's arguments, in order, for operands laid out by `int4_operands`."""
+
+    def grid(self, plan: Int4Plan, problem: Int4Problem, device: Device) -> int:
+        """CTAs to launch."""
+
+    def count_tiles(self, plan: Int4Plan, problem: Int4Problem) -> int:
+        """Tiles of the output."""

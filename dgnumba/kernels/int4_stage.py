@@ -1,0 +1,273 @@
+"""What a warpgroup does with one stage of 4-bit weights: unpack in registers, multiply, promote.
+
+Weights are wgmma's operand A, in registers; tokens its operand B, in shared memory. While the tensor core multiplies a record, the next
+one is unpacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..dtypes import DTYPES
+from ..integers import u32
+from ..layouts.descriptors import SmemDescriptor
+from ..layouts.int4.stream import ROWS
+from ..ptx import Fragment, Registers, convert, fragment, memory, select, unpack, unrolled, wgmma
+from .int4_spec import Int4Plan
+
+ONES = {"bfloat16": 0x3F803F80, "float16": 0x3C003C00, "float8_e4m3fn": 0x38383838, "int8": 0x01010101}
+"""Registers full of 1: a product with them is the sum of the activations."""
+
+E2M1_AS_E4M3 = (0x3C383000, 0x4C484440, 0xBCB8B080, 0xCCC8C4C0)
+"""The table of `unpack.u4x8_by_table` for e2m1: 0, 0.5, 1, 1.5, 2, 3, 4, 6, and their negatives."""
+
+
+def load_pair_for(scale_dtype: str) -> Callable[[Any], tuple[Any, Any]]:
+    """How the scales of rows q and q + 8, side by side in shared memory, become two float32."""
+    if scale_dtype == "float32":
+        return lambda at: tuple(memory.load_shared_v2_f32(at))  # type: ignore[return-value]
+    load = memory.load_shared_u32 if DTYPES[scale_dtype].itemsize == 2 else memory.load_shared_u16
+    decode = decode_pair_for(scale_dtype)
+    return lambda at: decode(load(at))
+
+
+def decode_pair_for(scale_dtype: str) -> Callable[[Any], tuple[Any, Any]]:
+    """How two scales of 8 or 16 bits in a register become two float32."""
+    decode = {
+        "bfloat16": convert.bf16x2_to_f32x2,
+        "float16": convert.f16x2_to_f32x2,
+        "float8_e4m3fn": convert.e4m3x2_to_f32x2,
+        "float8_e8m0fnu": _decode_powers,
+    }[scale_dtype]
+    return lambda pair: tuple(decode(pair))  # type: ignore[return-value]
+
+
+def _decode_powers(pair: Any) -> tuple[Any, Any]:
+    """UE8M0: byte b is 2^(b - 127), of which b = 0 is subnormal."""
+    low, high = pair & 255, pair >> 8
+    bits = (select(b == 0, u32(1 << 22), b << 23) for b in (low, high))
+    return tuple(convert.bits_to_f32(x) for x in bits)  # type: ignore[return-value]
+
+
+class _Unpack:
+    """The fragments of a record, step of K by step of K, and its scales: Python that runs once, at compile time, or in the emulator."""
+
+    def __init__(self, plan: Int4Plan) -> None:
+        self.plan, self.record = plan, plan.record
+        self.is_wide = plan.record.order == "bits16"
+        self.steps = 8 if self.is_wide else 4
+        self.load_pair = load_pair_for(plan.scale_dtype)
+        self.zero_code = 8 if plan.w_dtype == "int4" else 0
+
+    def group_of(self, step: int) -> int:
+        return step * (128 // self.steps) // self.plan.group
+
+    def scales(self, base: Any, pair: Any) -> list[tuple[Any, Any]]:
+        """The scales of this thread's two rows, a group each."""
+        size = self.record.scale_bytes
+        first = base + self.record.scales_at + pair * (2 * size)
+        return [self.load_pair(first + group * (ROWS * size)) for group in range(self.record.groups)]
+
+    def rests(self, base: Any, pair: Any) -> list[tuple[Any, Any]]:
+        """The rests of this thread's two float zero points, a group each."""
+        first = base + self.record.rests_at + pair * 8
+        return [tuple(memory.load_shared_v2_f32(first + group * (ROWS * 4))) for group in range(self.record.groups)]  # type: ignore[misc]
+
+    def zero_points(self, base: Any, pair: Any) -> list[tuple[Any, Any]]:
+        """The zero points of this thread's two rows, a group each, as integers of codes."""
+        if self.plan.zeros == "none":
+            return [(self.zero_code, self.zero_code)] * self.record.groups
+        first = base + self.record.zeros_at + pair * 2
+        pairs = [memory.load_shared_u16(first + group * ROWS) for group in range(self.record.groups)]
+        return [(p & 255, p >> 8) for p in pairs]
+
+    def fragments(self, base: Any, tid: Any, tables: Any) -> list[Any]:
+        """Four registers for each step of K."""
+        pair = tid // 4
+        words = [w for half in (0, 1) for w in memory.load_shared_v4(base + half * 2048 + tid * 16)]
+        constants = [self._constants(low, high, tables) for low, high in self.zero_points(base, pair)]
+        if self.is_wide:
+            return [self._wide(word, *constants[self.group_of(s)]) for s, word in enumerate(words)]
+        narrow = [self._narrow(words[2 * s], words[2 * s + 1], *constants[self.group_of(s)]) for s in range(self.steps)]
+        if self.plan.group == 16 and self.plan.zeros != "none":
+            # registers 2 and 3 are of the next group, which has zero points of its own
+            others = [self._narrow(words[2 * s], words[2 * s + 1], *constants[self.group_of(s) + 1]) for s in range(self.steps)]
+            narrow = [(*first[:2], *second[2:]) for first, second in zip(narrow, others)]
+        return narrow
+
+    def _constants(self, low: Any, high: Any, tables: Any) -> tuple[Any, Any]:
+        """What takes the zero points of rows q and q + 8 off."""
+        kind = self.plan.a_dtype
+        if kind == "bfloat16":
+            return low * 0x10001 | 0xC300C300, high * 0x10001 | 0xC300C300
+        if kind == "float16":
+            return low * 0x10001 | 0xE400E400, high * 0x100010 | 0xD400D400
+        if kind == "int8":
+            return 0x80808080 - low * 0x01010101, 0x80808080 - high * 0x01010101
+        if self.plan.w_dtype == "float4_e2m1fn":
+            return E2M1_AS_E4M3, E2M1_AS_E4M3
+        if self.plan.zeros == "none":
+            table = e4m3_table(self.zero_code)
+            return table, table
+        return memory.load_shared_v4(tables + low * 16), memory.load_shared_v4(tables + high * 16)
+
+    def _wide(self, word: Any, low: Any, high: Any) -> Any:
+        if self.plan.w_dtype == "float4_e2m1fn":
+            return (unpack.e2m1x8_to_bf16x8 if self.plan.a_dtype == "bfloat16" else unpack.e2m1x8_to_f16x8)(word)
+        return (unpack.u4x8_to_bf16x8 if self.plan.a_dtype == "bfloat16" else unpack.u4x8_to_f16x8)(word, low, high)
+
+    def _narrow(self, word_low: Any, word_high: Any, low: Any, high: Any) -> Any:
+        """Words of rows q and q + 8; a register holds four columns of one, the next the same of the other."""
+        take = unpack.u4x8_to_s8x8 if self.plan.a_dtype == "int8" else unpack.u4x8_by_table
+        (r0, r2), (r1, r3) = take(word_low, low), take(word_high, high)
+        return r0, r1, r2, r3
+
+
+def e4m3_table(zero: int) -> tuple[int, int, int, int]:
+    """The table of `unpack.u4x8_by_table` for codes less a zero point: sixteen e4m3, as four words."""
+    codes = DTYPES["float8_e4m3fn"].encode([code - zero for code in range(16)])
+    words = codes.view("<u4").tolist()
+    return words[0], words[1], words[2], words[3]
+
+
+class _Multiply:
+    """The products of a record and their promotion: Python that runs once, at compile time, or in the emulator."""
+
+    def __init__(self, plan: Int4Plan) -> None:
+        self.plan, self.take = plan, _Unpack(plan)
+        self.is_integer, self.is_scaled = plan.a_dtype == "int8", plan.a_dtype == "float8_e4m3fn"
+        self.has_sums = plan.zeros == "float"
+        self.blocks = 2 if self.take.is_wide else 1
+        operand = SmemDescriptor(swizzle=128)
+        self.mma = wgmma.mma_rs_s8_for(b=operand) if self.is_integer else wgmma.mma_rs_for(plan.a_dtype, plan.a_dtype, b=operand)
+        self.fresh = fragment.undefined_s32 if self.is_integer else fragment.undefined
+        # groups of 16 in steps of 32: each takes the registers of its half of a step's columns, and zeros for the other
+        self.halves = (0, 1) if plan.group == 16 and not self.take.is_wide else (None,)
+        self.ones = (ONES[plan.a_dtype],) * 4
+
+    def masked(self, frag: Any, half: int | None) -> Any:
+        """The registers of one half of a step's columns, zeros for the other."""
+        return frag if half is None else (*frag[:2], 0, 0) if half == 0 else (0, 0, *frag[2:])
+
+    def steps_of(self, group: int) -> list[int]:
+        """The steps of K that a group takes part in."""
+        return [s for s in range(self.take.steps) if self.take.group_of(s) == group // len(self.halves) * len(self.halves)]
+
+    def issue(self, record: int, frags: list[Any], desc: Any) -> list[Any]:
+        """Issue the products of a record: an accumulator for each group, then, with float zero points, one for the sum of the tokens."""
+        groups, per_block = self.plan.record.groups, self.take.steps // self.blocks
+        block_units = self.plan.block_m * 128 // 16
+        accs = [self.fresh(self.plan.block_m // 2) for _ in range(groups * (1 + self.has_sums))]
+        wgmma.fence()
+        for i in range(len(accs)):
+            half = self.halves[i % groups % len(self.halves)]
+            for first, step in enumerate(self.steps_of(i % groups)):
+                at = desc + ((record * self.blocks + step // per_block) * block_units + step % per_block * 2)
+                frag = frags[step] if i < groups else self.ones
+                accs[i] = self.mma(accs[i], self.masked(frag, half), at, min(first, 1))
+        wgmma.commit()
+        return accs
+
+    def issue_into(self, total: Any, record: int, frags: list[Any], desc: Any) -> Any:
+        """Issue the products of a record, all added to `total`."""
+        wgmma.fence()
+        for step, frag in enumerate(frags):
+            total = self.mma(total, frag, desc + (record * (self.plan.block_m * 128 // 16) + step * 2), 1)
+        wgmma.commit()
+        return total
+
+    def wait(self, accs: list[Any]) -> list[Any]:
+        """The accumulators, now readable."""
+        if self.is_integer:
+            return [wgmma.wait_s32(acc, 0) for acc in accs]
+        return [wgmma.wait(acc, 0) for acc in accs]
+
+    def promoted(self, total: Any, accs: list[Any], scales: list[Any], rests: list[Any], columns: Any) -> Any:
+        """total += scales * accs, group by group."""
+        for group, (low, high) in enumerate(scales):
+            pairs = [(accs[group], (low, high))]
+            if self.has_sums:
+                pairs.append((accs[len(scales) + group], (low * rests[group][0], high * rests[group][1])))
+            for acc, rows in pairs:
+                if self.is_integer:
+                    total = fragment.promote_s32(total, acc, rows)
+                elif self.is_scaled:
+                    total = fragment.promote_both(total, acc, columns, rows)
+                else:
+                    total = fragment.promote(total, acc, rows)
+        return total
+
+
+def stage_for(plan: Int4Plan) -> Callable[..., Any]:
+    """The operation `stage(total, base, tid, desc, tokens, tables)`: a stage's products, added to `total`."""
+    multiply = _Multiply(plan)
+    take, nbytes = multiply.take, plan.record.nbytes
+    load_tokens = fragment.load_token_scales_for(plan.block_m)
+
+    if plan.is_whole:
+        return _whole_stage_for(plan, multiply)
+
+    @unrolled(tied="total")
+    def stage(total: Fragment, base: u32, tid: u32, desc: u32, tokens: u32, tables: u32) -> Fragment:
+        """wgmma.mma_async - total += W @ A.T * scales over a stage's records, W unpacked in registers.
+
+        PTX:       ISA 9.0, "wgmma"; sm_90a
+        Scope:     thread
+        Args:      total   float32 fragment of 64 x block_m
+                   base    u32  shared address of the stage's first record of this warpgroup's 64 rows
+                   tid     u32  thread of the warpgroup
+                   desc    u32  low word of the descriptor of the stage's tokens
+                   tokens  u32  shared address of this lane's first pair of token scales
+                   tables  u32  shared address of the tables of e4m3 for zero points
+        Returns:   total
+        Lanes:     layouts.lanes.wgmma_accumulator
+        Emulates:  exactly
+        """
+        pair = tid // 4
+        frags = take.fragments(base, tid, tables)
+        for record in range(plan.records):
+            accs = multiply.issue(record, frags, desc)
+            here = base + record * nbytes
+            scales = take.scales(here, pair)
+            rests = take.rests(here, pair) if multiply.has_sums else []
+            columns = load_tokens(tokens + record * (plan.block_m * 4)) if multiply.is_scaled else None
+            following = take.fragments(here + nbytes, tid, tables) if record + 1 < plan.records else []
+            accs = multiply.wait(accs)
+            unpack.hold([register for frag in frags for register in frag])
+            total = multiply.promoted(total, accs, scales, rests, columns)
+            frags = following
+        return total
+
+    return stage
+
+
+def _whole_stage_for(plan: Int4Plan, multiply: _Multiply) -> Callable[..., Any]:
+    """`stage` where one scale serves all of K: the sums stay integers, in the tensor core's own accumulators."""
+    take, nbytes = multiply.take, plan.record.nbytes
+
+    @unrolled(tied="total")
+    def stage_whole(total: Registers, base: u32, tid: u32, desc: u32, tokens: u32, tables: u32) -> Registers:
+        """wgmma.mma_async - total += W @ A.T over a stage's records, in int32, W unpacked in registers.
+
+        PTX:       ISA 9.0, "wgmma"; sm_90a
+        Scope:     thread
+        Args:      total   u32 registers: int32 sums of 64 x block_m
+                   base    u32  shared address of the stage's first record of this warpgroup's 64 rows
+                   tid     u32  thread of the warpgroup
+                   desc    u32  low word of the descriptor of the stage's tokens
+                   tokens, tables  u32  not used
+        Returns:   total
+        Lanes:     layouts.lanes.wgmma_accumulator
+        Emulates:  exactly
+        """
+        frags = take.fragments(base, tid, tables)
+        for record in range(plan.records):
+            total = multiply.issue_into(total, record, frags, desc)
+            following = take.fragments(base + (record + 1) * nbytes, tid, tables) if record + 1 < plan.records else []
+            total = wgmma.wait_s32(total, 0)
+            unpack.hold([register for frag in frags for register in frag])
+            frags = following
+        return total
+
+    return stage_whole

@@ -1,0 +1,230 @@
+"""Which problems and plans `sm90_int4_gemm` takes, what they need of shared memory, and what they should cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from ..device import Device
+from ..dtypes import DTYPES
+from ..int4_problem import Int4Problem
+from ..integers import u32, u64
+from ..layouts.descriptors import TensorMap
+from ..layouts.smem import SmemMap
+from ..xp import address
+from .int4_spec import Int4Plan
+from .spec import Built
+
+NAME = "sm90_int4_gemm"
+
+BLOCK_MS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+BLOCK_NS, RECORD_COUNTS, SPLITS = (64, 128, 256), (1, 2, 4), (1, 2, 4, 8)
+MIN_STAGES, MAX_STAGES = 2, 12
+
+A_DTYPES = ("bfloat16", "float16", "float8_e4m3fn", "int8")
+D_DTYPES = ("bfloat16", "float16", "float32", "int32")
+
+
+MOST_WHOLE = 2**20
+"""K from which sums of products of int8 and codes less a zero point, at most 128 * 15, might leave int32."""
+
+
+def supports(problem: Int4Problem, device: Device) -> str | None:
+    """None when this kernel takes the problem on the device, else the reason why not."""
+    if device.arch != "sm_90a":
+        return f"needs wgmma, which {device.name} ({device.arch}) has not"
+    if problem.a_dtype.name not in A_DTYPES:
+        return f"takes A of {', '.join(A_DTYPES)}, got {problem.a_dtype}"
+    if problem.a_dtype.name == "int8" and problem.w_dtype.name == "float4_e2m1fn":
+        return "takes float4_e2m1fn beside floats only, got int8"
+    if problem.d_dtype.name not in D_DTYPES:
+        return f"gives D of {', '.join(D_DTYPES)}, got {problem.d_dtype}"
+    if problem.d_dtype.name == "int32" and not problem.is_whole:
+        return "gives int32 of int8 beside weights with one scale a row, got others"
+    if problem.is_whole and problem.k >= MOST_WHOLE:
+        return f"sums int32 over K below {MOST_WHOLE}, got {problem.k}"
+    if problem.has_gate and problem.with_bias:
+        return "adds a bias to a product, not to a gated one"
+    return None
+
+
+def accumulators(plan: Int4Plan) -> int:
+    """Registers a thread that a record's sums take beside the total: none where that is what is added to."""
+    if plan.is_whole:
+        return 0
+    return plan.block_m // 2 * plan.record.groups * (2 if plan.zeros == "float" else 1)
+
+
+Rule = tuple[str, Callable[[Int4Plan, Int4Problem], bool]]
+
+RULES: tuple[Rule, ...] = (
+    (f"BLOCK_M of {BLOCK_MS}", lambda plan, _: plan.block_m in BLOCK_MS),
+    (f"BLOCK_N of {BLOCK_NS}", lambda plan, _: plan.block_n in BLOCK_NS),
+    (f"{RECORD_COUNTS} records a stage", lambda plan, _: plan.records in RECORD_COUNTS),
+    (f"a split over {SPLITS} CTAs", lambda plan, _: plan.split in SPLITS),
+    ("two stages or more, one to fill while the other is used", lambda plan, _: plan.num_stages >= 2),
+    (
+        "fragments of all records of a stage in the registers: fewer records for more tokens",
+        lambda plan, _: plan.block_m * plan.records <= (64 if plan.block_n == 256 else 256),
+    ),
+    (
+        "accumulators of all groups of a record in the registers",
+        lambda plan, _: accumulators(plan) + plan.block_m // 2 <= {64: 128, 128: 128, 256: 64}[plan.block_n],
+    ),
+    ("whole stages, got {problem.records} records along K", lambda plan, problem: problem.records % plan.records == 0),
+    (
+        "a stage for each CTA of a split",
+        lambda plan, problem: problem.records // plan.records >= plan.split,
+    ),
+)
+"""The single statement of the rules, the broadest first."""
+
+
+def refusal(plan: Int4Plan, problem: Int4Problem) -> str | None:
+    """Why a plan cannot be built, or cannot take the problem, or None."""
+    differs = plan.differs_from(problem)
+    if differs is not None:
+        return differs
+    for words, holds in RULES:
+        if not holds(plan, problem):
+            return "needs " + words.format(plan=plan, problem=problem)
+    return None
+
+
+def producer_threads(plan: Int4Plan) -> int:
+    """Threads beside the consumers: one warp; or four, of which three do nothing, so that registers can be moved to the consumers.
+
+    NOTE: registers are given by warps in fours: nine warps leave 168 a thread, as twelve do, and seventeen 96, as twenty do.
+    """
+    return 128 if plan.block_n >= 128 else 32
+
+
+def consumer_registers(plan: Int4Plan) -> int:
+    """Registers a consumer thread takes where there are four warps of producers, which keep 40."""
+    return {64: 240, 128: 232, 256: 112}[plan.block_n]
+
+
+def threads(plan: Int4Plan) -> int:
+    """Threads of a CTA: a consumer warpgroup for 64 rows of weights, and the producer's warp or warps."""
+    return 2 * plan.block_n + producer_threads(plan)
+
+
+def needs_tables(plan: Int4Plan) -> bool:
+    """Whether codes become e4m3 by a table that depends on their zero point."""
+    return plan.a_dtype == "float8_e4m3fn" and plan.zeros != "none"
+
+
+def smem(plan: Int4Plan) -> SmemMap:
+    """The ring of W, A and token scales, the tables of zero points, the partial sums of a split, then the barriers."""
+    size = DTYPES[plan.a_dtype].itemsize
+    has_sfa = plan.a_dtype == "float8_e4m3fn"
+    return SmemMap.of(
+        ("a", plan.block_m * 128 * size * plan.records, plan.num_stages, 1024),
+        ("w", plan.block_n // 64 * plan.records * plan.record.nbytes, plan.num_stages, 128),
+        ("sfa", -(-plan.block_m * 4 * plan.records // 128) * 128 if has_sfa else 0, plan.num_stages, 128),
+        ("tables", 256 if needs_tables(plan) else 0, 1, 16),
+        ("partial", plan.block_m * plan.block_n * 4 if plan.split > 1 else 0, 1, 16),
+        ("full", 8, plan.num_stages, 8),
+        ("empty", 8, plan.num_stages, 8),
+    )
+
+
+def candidates(problem: Int4Problem, device: Device) -> list[Int4Plan]:
+    """Plans that fit the device: one tile takes all tokens where it can, and all CTAs of a split run at one time."""
+    plans = []
+    block_ms = [b for b in BLOCK_MS if b >= problem.m and (problem.is_whole or b <= 128)][:1] or [64, 96, 128, 192, 256]
+    for block_m, block_n, records, split in product(block_ms, BLOCK_NS, RECORD_COUNTS, SPLITS):
+        plan = Int4Plan.of(problem, NAME, block_m=block_m, block_n=block_n, num_stages=2, records=records, split=split)
+        if refusal(plan, problem) is not None:
+            continue
+        if split > 1 and count_tiles(plan, problem) > device.clusters_at_once(split):
+            continue
+        one, two = (smem(replace(plan, num_stages=n)).launch_bytes for n in (1, 2))
+        stages = min(MAX_STAGES, 1 + (device.smem_per_block - one) // (two - one))
+        if stages >= MIN_STAGES:
+            plans.append(replace(plan, num_stages=stages))
+    return plans
+
+
+def count_tiles(plan: Int4Plan, problem: Int4Problem) -> int:
+    """Tiles of the output."""
+    return -(-problem.m // plan.block_m) * -(-problem.tiles // (plan.block_n // 64))
+
+
+def grid(plan: Int4Plan, problem: Int4Problem, device: Device) -> int:
+    """CTAs: one a multiprocessor, fewer when there are fewer tiles; a split has one tile a cluster."""
+    tiles = count_tiles(plan, problem)
+    return tiles * plan.split if plan.split > 1 else min(tiles, device.num_sms)
+
+
+LAUNCH, SPLIT_COST, TILE_COST = 2.5, 1.5, 0.6
+"""Microseconds: a launch; the meeting of a split's CTAs; a tile's begin and end."""
+
+UNPACK = {"bits16": 125.0, "table": 90.0, "bytes": 60.0}
+"""Cycles in which a multiprocessor unpacks a record, all its schedulers busy: 11, 22 and 8 instructions of the half-rate pipe a word."""
+
+RECORD_COST = 250.0
+"""Cycles a record of one warpgroup: barrier, issue, drain, promotion; shared by the warpgroups of a CTA."""
+
+
+def estimate(plan: Int4Plan, problem: Int4Problem, device: Device) -> float:
+    """What a plan should cost, in microseconds: launch, then memory, L2, the tensor cores or the unpacking, whichever is slowest.
+
+    The constants are estimates from instruction counts and from the FP8 kernels' fit.
+    """
+    tiles, slots = count_tiles(plan, problem), device.num_sms
+    rounds = 1 if plan.split > 1 else -(-tiles // slots)
+    ctas = tiles * plan.split if plan.split > 1 else min(tiles, slots)
+    warpgroups = plan.block_n // 64
+    records = rounds * problem.records / plan.split
+    size = problem.a_dtype.itemsize
+    step = 8 if size == 2 else 4
+    tensor = max(plan.block_m / 2, 14.0) * step * (2 if plan.zeros == "float" else 1) * (2 if plan.group == 16 and size == 1 else 1)
+    promotion = accumulators(plan) * 1.2
+    busy = warpgroups * max(tensor, UNPACK[plan.record.order] + promotion)
+    alone = tensor + UNPACK[plan.record.order] * 2 + promotion * 2 + RECORD_COST / plan.records**0.5
+    cycles = records * max(busy, alone)
+    per_stage = plan.record.nbytes * warpgroups + min(plan.block_m, problem.m) * 128 * size
+    load = records * per_stage / 100e3 * 1.0
+    l2 = ctas * records * per_stage / 5.5e6
+    memory = problem.bytes / (0.88 * device.memory_bandwidth * 1e-6)
+    pace = sum(x**6 for x in (cycles / 1.75e3, load, l2, memory)) ** (1 / 6)
+    return LAUNCH + pace + rounds * TILE_COST + (SPLIT_COST + plan.block_m * 0.02 if plan.split > 1 else 0.0)
+
+
+MAPPED_ARRAYS = ("a", "sfa")
+"""Whose tensor maps `bind` gives, in order."""
+
+SCALARS = ("w", "d", "d_pitch", "bias", "c", "c_pitch", "token_scales", "alpha", "m", "n", "tiles", "records")
+"""What its other arguments are, in order: addresses of arrays of `Int4LaidOut`, and numbers."""
+
+
+def bind(plan: Int4Plan, laid: Any) -> tuple[Any, ...]:
+    """The kernel's arguments, in order, for operands laid out by `int4_operands.lay_out`."""
+    problem = laid.problem
+    size = DTYPES[plan.a_dtype].itemsize
+    columns = 128 // size
+    a = laid.a
+    blocks = TensorMap(
+        f"uint{8 * size}", (columns, a.shape[0], -(-a.shape[1] // columns)), (int(a.strides[0]), 128), (columns, plan.block_m, plan.records * size),
+        128, a,
+    )  # fmt: skip
+    sfa = TensorMap.of(laid.sfa.T, (plan.block_m, plan.records)) if plan.a_dtype == "float8_e4m3fn" else blocks
+    return (
+        blocks, sfa, u64(address(laid.w)), u64(address(laid.d)), u64(laid.d.strides[0]), u64(_address(laid.bias)), u64(_address(laid.c)),
+        u64(0 if laid.c is None else laid.c.strides[0]), u64(_address(laid.token_scales)), u32(laid.alpha_bits), u32(problem.m), u32(problem.n),
+        u32(problem.tiles), u32(problem.records),
+    )  # fmt: skip
+
+
+def _address(x: Any) -> int:
+    return 0 if x is None else address(x)
+
+
+def build(plan: Int4Plan) -> Built:
+    """The kernel of a plan. Imports its file, and Numba with it."""
+    from . import sm90_int4_gemm
+
+    return sm90_int4_gemm.build(plan)

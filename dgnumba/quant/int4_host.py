@@ -1,0 +1,158 @@
+"""The product with 4-bit weights on the host: the numbers of the kernel, at the kernel's promotion points; and what it must be.
+
+For each group of columns, in order, with the float32 operations that the kernel does::
+
+    acc   = sum of a[m,k] * (code[n,k] - z)          exactly, then rounded once
+    total = fma(scale, acc, total)                   e4m3: scale is SFA[m, k // 128] * scale
+    total = fma(scale * rest, sum of a[m,k], total)  float zero points: z is an integer, and rest = integer - z
+
+Beside int8, one scale for all of a row is one group: the sum over all of K is an integer, and for an int32 output that is the result.
+
+DIFFERS: the kernel splits K where that is faster, and then adds the parts' totals; the FP8 tensor core drops bits while it sums a group.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..arithmetic import fma
+from ..dtypes import DTYPES, DType, as_dtype
+from .int4_weights import Int4Weights
+from .qtensor import QTensor
+from .reference import TAU_WGMMA
+
+BF16, F16, F32 = DTYPES["bfloat16"], DTYPES["float16"], DTYPES["float32"]
+E4M3, INT8 = DTYPES["float8_e4m3fn"], DTYPES["int8"]
+
+_TILE = 256
+"""Rows of the weights that are decoded at a time."""
+
+
+def int4_gemm_nt_host(a: Any, scales: Any, weights: Int4Weights, d: Any, c: Any = None, bias: Any = None) -> None:
+    """Write the product into `d`; checked arguments are taken as they are (`int4_operands.Int4Operands`)."""
+    kind = weights.a_dtype if a.dtype == np.uint8 else _float_type(a)
+    values = _activations(a, kind)
+    if weights.order is not None:
+        values = values[:, weights.order]
+    out = d if d.dtype != np.uint16 else d.view(BF16.numpy)
+    add = None if c is None else c if c.dtype != np.uint16 else c.view(BF16.numpy)
+    codes, scale_bytes, zeros, rests = weights.unpack()
+    block = _scale_values(scale_bytes, weights.scale_dtype)
+    alpha = None if weights.global_scale is None else np.float32(weights.global_scale)
+    step = _TILE * (2 if weights.has_gate else 1)
+    for first in range(0, weights.rows, step):
+        rows = slice(first, min(first + step, weights.rows))
+        whole = _whole_codes(codes[rows], None if zeros is None else zeros[rows], weights)
+        if kind is INT8 and weights.is_whole and rests is None:
+            exact = values @ whole.T
+            if d.dtype == np.int32:
+                out[:, rows] = exact.astype(np.int32)
+                continue
+            total = exact.astype(np.float32) * block[None, rows, 0]
+        else:
+            total = _product(values, kind, scales, whole, block[rows], None if rests is None else rests[rows], weights.group)
+        if alpha is not None:
+            total *= alpha
+        if kind is INT8:
+            total *= scales[:, None]
+        columns = rows
+        if weights.has_gate:
+            total = _gated(total)
+            columns = slice(first // 2, min(first // 2 + _TILE, weights.n))
+            total = total[:, : columns.stop - columns.start]
+        with np.errstate(over="ignore", invalid="ignore"):
+            if bias is not None:
+                total += bias[columns]
+            if add is not None:
+                total += add[:, columns].astype(np.float32)
+            out[:, columns] = total.astype(out.dtype)
+
+
+def _float_type(a: Any) -> DType:
+    return F16 if a.dtype == np.float16 else BF16
+
+
+def _activations(a: Any, kind: DType) -> Any:
+    """Values in float64."""
+    if kind.itemsize == 2:
+        return (a.view(BF16.numpy) if a.dtype == np.uint16 else a).astype(np.float64)
+    return kind.decode(a).astype(np.float64)
+
+
+def _scale_values(scale_bytes: Any, dtype: DType) -> Any:
+    bits = np.ascontiguousarray(scale_bytes).view(f"u{dtype.itemsize}")[..., 0]
+    return bits.view(np.float32) if dtype is F32 else dtype.decode(bits)
+
+
+def _whole_codes(codes: Any, zeros: Any, weights: Int4Weights) -> Any:
+    """Codes less their integer zero points, in float64."""
+    if weights.dtype is DTYPES["float4_e2m1fn"]:
+        return weights.dtype.decode(codes).astype(np.float64)
+    if zeros is None:
+        return codes.astype(np.float64) - weights.zero_code
+    return codes.astype(np.float64) - np.repeat(zeros, weights.group, axis=1)[:, : codes.shape[1]]
+
+
+def _product(values: Any, kind: DType, sfa: Any, codes: Any, scales: Any, rests: Any, group: int) -> Any:
+    (m, k), n = values.shape, codes.shape[0]
+    total = np.zeros((m, n), np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for g, k0 in enumerate(range(0, k, group)):
+            part = values[:, k0 : k0 + group]
+            terms = [(part @ codes[:, k0 : k0 + group].T, scales[None, :, g])]
+            if rests is not None:
+                terms.append((np.broadcast_to(part.sum(axis=1)[:, None], (m, n)), scales[None, :, g] * rests[None, :, g]))
+            for acc, scale in terms:
+                if kind is E4M3:
+                    scale = sfa[:, k0 // 128, None] * scale
+                total = fma(acc.astype(np.float32), np.broadcast_to(scale, (m, n)), total)
+    return total
+
+
+def silu(x: Any) -> Any:
+    """``x / (1 + exp(-x))`` in float32, as `ptx.convert.silu`."""
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        power = np.exp2((x * np.float32(-1.4426950408889634)).astype(np.float64)).astype(np.float32)
+        return x / (power + np.float32(1))
+
+
+def _gated(total: Any) -> Any:
+    """Rows in runs of eight of W and eight of the gate: silu of the one times the other."""
+    pairs = total.reshape(len(total), -1, 2, 8)
+    return (silu(pairs[:, :, 0]) * pairs[:, :, 1]).reshape(len(total), -1)
+
+
+def int4_gemm_reference(a: Any, w: QTensor) -> tuple[Any, Any]:
+    """The product in float64, ``[M,N]``, and S, the same of all magnitudes: ``a`` floats or a QTensor, `w` a QTensor."""
+    left = a.dequantize("float64") if isinstance(a, QTensor) else np.asarray(a).astype(np.float64)
+    right = w.dequantize("float64")
+    return left @ right.T, np.abs(left) @ np.abs(right).T
+
+
+def int4_error_bound(a: Any, w: QTensor, out_dtype: DType | str = "bfloat16") -> Any:
+    """How far each element of a right result may lie from `int4_gemm_reference`, float64 ``[M,N]``.
+
+    With S = the sum of the magnitudes of all terms, C the oracle's value, u the unit roundoff of the output type, G the groups of K::
+
+        bound = E + u * (|C| + E) + tiny       E = f (tau + gamma) S      gamma = (2 G + 6) * 2^-24
+
+    tau is what sums within groups may lose: 2^-23 K for 16 bits (the tensor core cuts its last bit), 1.7e-2 for e4m3 (`TAU_WGMMA`), 0 for
+    int8. f is 1; with float zero points 4: there d = code - rint(z) and r = rint(z) - z are multiplied apart, and |d| + |r| is at most
+    3 |d + r|, which the roundings of scale times r exceed by less than another.
+    """
+    out = as_dtype(out_dtype)
+    kind = a.dtype if isinstance(a, QTensor) else F16
+    oracle, size = int4_gemm_reference(a, w)
+    k = w.shape[1]
+    groups = -(-k // min(w.granularity[1], 128))
+    tau = {E4M3: TAU_WGMMA}.get(kind, 0.0) if kind.itemsize == 1 else k * 2.0**-23
+    has_float_zeros = w.zero_point is not None and (w.zero_point.dtype.kind == "f" or str(w.zero_point.dtype) == "bfloat16")
+    error = (4 if has_float_zeros else 1) * (tau + (2 * groups + 6) * F32.unit_roundoff) * size
+    unit = 0.0 if out is F32 else out.unit_roundoff
+    tiny = out.min_subnormal + F32.min_subnormal * (groups + 1 + 16 * k)
+    bound = error + unit * (np.abs(oracle) + error) + tiny
+    bound[(size + bound >= min(out.max, F32.max))] = np.inf
+    bound[np.isnan(oracle)] = np.nan
+    return bound

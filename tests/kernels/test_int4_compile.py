@@ -1,0 +1,127 @@
+"""The kernel for weights of 4 bits -> PTX -> ptxas: no spill, no local memory, no warning, the expected wgmmas, registers within the CTA's share."""
+
+import re
+
+import pytest
+from kernels.int4_products import H200, INT4
+
+from dgnumba import _numba
+from dgnumba.assemble import find_ptxas, ptxas
+from dgnumba.dtypes import DTYPES
+from dgnumba.int4_plan import choose_int4
+from dgnumba.int4_problem import Int4Problem
+from dgnumba.kernels.int4_spec import Int4Plan
+
+pytestmark = pytest.mark.skipif(not _numba.HAVE_NUMBA_CUDA or find_ptxas() is None, reason="needs numba-cuda and ptxas")
+
+REGISTERS = {160: 255, 384: 168, 640: 96}
+"""Threads a CTA -> registers a thread at entry; beside warps of producers consumers take more (`consumer_registers`)."""
+
+
+def plan(block_m, block_n, records=1, split=1, **more):
+    return Int4Plan(INT4.NAME, block_m, block_n, 3, records, split, **more)
+
+
+SPREAD = [
+    plan(8, 64, 4),
+    plan(16, 256, 4, 4),  # four warpgroups share the registers
+    plan(64, 256, 1, 4, a_dtype="float16"),
+    plan(128, 128, 2, 2),  # most accumulators of two warpgroups
+    plan(128, 64, 2, zeros="integer"),
+    plan(24, 64, 4, group=32, zeros="float", scale_dtype="float32"),
+    plan(48, 128, 4, group=32, zeros="integer", scale_dtype="bfloat16"),
+    plan(8, 128, 2, w_dtype="float4_e2m1fn", group=16, scale_dtype="float8_e4m3fn", with_alpha=True),
+    plan(16, 128, 2, a_dtype="float8_e4m3fn", zeros="integer"),
+    plan(128, 128, 2, a_dtype="float8_e4m3fn"),
+    plan(8, 64, 1, a_dtype="float8_e4m3fn", w_dtype="float4_e2m1fn", group=16, scale_dtype="float8_e4m3fn", with_alpha=True),
+    plan(64, 128, 4, a_dtype="float8_e4m3fn", w_dtype="float4_e2m1fn", group=32, scale_dtype="float8_e8m0fnu"),
+    plan(16, 256, 2, 2, a_dtype="int8", d_dtype="float32", with_bias=True, with_c=True),
+    plan(128, 128, 2, a_dtype="int8", zeros="integer"),
+    plan(32, 128, 2, a_dtype="int8", group=32, scale_dtype="float32"),
+    plan(256, 128, 1, a_dtype="int8", is_whole=True, scale_dtype="float32"),  # integers: no other accumulators
+    plan(256, 128, 1, 2, a_dtype="int8", is_whole=True, d_dtype="int32"),
+    plan(16, 128, 2, 4, has_gate=True, with_c=True, d_dtype="float16"),
+]
+
+
+def expected_wgmma(chosen):
+    """Steps of 32 bytes of K; twice as many where a step holds two groups, or tokens are summed too."""
+    steps = 4 * DTYPES[chosen.a_dtype].itemsize
+    halves = 2 if chosen.group == 16 and steps == 4 else 1
+    return chosen.records * steps * halves * (2 if chosen.zeros == "float" else 1)
+
+
+def problems_with(chosen, ptx, cubin):
+    """What is wrong with a compiled plan; empty when nothing is."""
+    body, threads = re.sub(r"//.*", "", ptx), INT4.threads(chosen)
+    found = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+k\d+)\.(\w+)\.", body)
+    shape = f"m64n{chosen.block_m}k{32 // DTYPES[chosen.a_dtype].itemsize}", "s32" if chosen.a_dtype == "int8" else "f32"
+    rules = {
+        f"{cubin.spill_stores + cubin.spill_loads} bytes spilled": cubin.spill_stores + cubin.spill_loads == 0,
+        f"{cubin.local_bytes} bytes of local memory": cubin.local_bytes == 0,
+        f"ptxas warns: {cubin.warnings}": not cubin.warnings,
+        f"{cubin.registers} registers for {threads} threads": 0 < cubin.registers <= REGISTERS[threads],
+        f"{len(found)} wgmmas, expected {expected_wgmma(chosen)}": len(found) == expected_wgmma(chosen),
+        f"shapes {set(found)}, expected {shape}": set(found) == {shape},
+        "float64 in the PTX": not re.search(r"\.f64\b", body),
+        "a 64-bit division in the PTX": not re.search(r"\b(?:div|rem)\.[su]64\b", body),
+        "a call in the PTX": not re.search(r"\bcall\b", body),
+        "a local array in the PTX": not re.search(r"\.local\b", body),
+    }
+    return [fault for fault, holds in rules.items() if not holds]
+
+
+def check(chosen):
+    built = INT4.build(chosen)
+    assert built.threads == INT4.threads(chosen)
+    ptx, _ = _numba.compile_ptx(built.kernel, built.argtypes, arch="sm_90a", threads=built.threads)
+    assert problems_with(chosen, ptx, ptxas(ptx)) == []
+
+
+@pytest.mark.parametrize("chosen", SPREAD[::3], ids=lambda p: p.name.replace(" ", "-"))
+def test_a_spread_of_plans_compiles(chosen):
+    check(chosen)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("chosen", SPREAD, ids=lambda p: p.name.replace(" ", "-"))
+def test_a_wider_spread_compiles(chosen):
+    check(chosen)
+
+
+FORMS = [
+    {},
+    {"group": 32, "zeros": "integer"},
+    {"group": 64, "zeros": "float", "scale_dtype": "bfloat16"},
+    {"w_dtype": "float4_e2m1fn", "group": 32, "scale_dtype": "float8_e8m0fnu"},
+    {"w_dtype": "float4_e2m1fn", "group": 16, "scale_dtype": "float8_e4m3fn", "with_alpha": True},
+]
+
+
+def all_plans():
+    """Every candidate of every form for a few problems that between them allow all tiles."""
+    out = {}
+    for kind in ("bfloat16", "float16", "float8_e4m3fn", "int8"):
+        for form in FORMS:
+            for m in (8, 16, 24, 32, 48, 64, 96, 128, 512):
+                problem = Int4Problem(m, 4096, 4096, kind, **form)
+                if INT4.supports(problem, H200) is None:
+                    out.update(dict.fromkeys(INT4.candidates(problem, H200)))
+    return list(out)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("chosen", all_plans()[::9], ids=lambda p: p.name.replace(" ", "-"))
+def test_every_ninth_candidate_compiles(chosen):
+    check(chosen)
+
+
+@pytest.mark.parametrize("n, k", [(4096, 4096), (7168, 16384), (28672, 8192), (70, 130)])
+@pytest.mark.parametrize("m", [1, 16, 33, 128, 777])
+def test_what_is_chosen_fits(m, n, k):
+    for kind in ("bfloat16", "float8_e4m3fn", "int8"):
+        choice = choose_int4(Int4Problem(m, n, k, kind), H200)
+        assert INT4.smem(choice.plan).launch_bytes <= H200.smem_per_block and choice.plan.num_stages >= 2
+        assert INT4.refusal(choice.plan, Int4Problem(m, n, k, kind)) is None
+        grid = INT4.grid(choice.plan, Int4Problem(m, n, k, kind), H200)
+        assert grid <= H200.num_sms and grid % choice.plan.split == 0

@@ -10,7 +10,7 @@ import numpy as np
 
 from .dtypes import as_dtype
 from .errors import ProblemError
-from .quant import QTensor, error_bound, gemm_reference
+from .quant import QTensor, error_bound, gemm_reference, int4_error_bound, int4_gemm_reference
 from .quant.reference import TAU_FLOAT32, TAU_WGMMA
 
 Progress = Callable[[int, int], None]
@@ -91,6 +91,34 @@ def verify(
             lost, size = lost + float(((found - exact) ** 2).sum()), size + float((exact**2).sum())
         if progress is not None:
             progress(rows.start * n + (rows.stop - rows.start) * columns.stop, m * n)
+    quantization = None if originals is None else (lost / size) ** 0.5 if size else 0.0
+    return Verdict(m * n, largest, used, outside, first, quantization, unbounded)
+
+
+def verify_int4(a: Any, w: QTensor, d: Any, *, originals: tuple[Any, Any] | None = None, progress: Progress | None = None) -> Verdict:
+    """`verify` for ``d = a @ w.T`` with weights of 4 bits; `a` an array of 16-bit floats, or a QTensor, `w` a QTensor."""
+    m, n = np.shape(d)
+    if (m, n) != (a.shape[0], w.shape[0]):
+        raise ProblemError(f"d: expected [M, N] = {[a.shape[0], w.shape[0]]}, got {[m, n]}")
+    largest, used, outside, first, unbounded = 0.0, 0.0, 0, None, 0
+    lost = size = 0.0
+    for columns in (slice(j, min(j + TILE_N, n)) for j in range(0, n, TILE_N)):
+        part = w.rows(columns.start, columns.stop)
+        expected, bound = int4_gemm_reference(a, part)[0], int4_error_bound(a, part, as_dtype(d.dtype))
+        found = np.asarray(d[:, columns]).astype(np.float64)
+        error, bad = _compare(found, expected, bound)
+        if bad.any() and first is None:
+            r, c = (int(i) for i in np.argwhere(bad)[0])
+            first = (r, columns.start + c)
+        outside += int(bad.sum())
+        unbounded += int(np.isinf(bound).sum())
+        largest = max(largest, float(error.max(initial=0.0)))
+        used = max(used, float((error[error > 0] / bound[error > 0]).max(initial=0.0)))
+        if originals is not None:
+            exact = _float64(originals[0]) @ _float64(originals[1][columns]).T
+            lost, size = lost + float(((found - exact) ** 2).sum()), size + float((exact**2).sum())
+        if progress is not None:
+            progress(m * columns.stop, m * n)
     quantization = None if originals is None else (lost / size) ** 0.5 if size else 0.0
     return Verdict(m * n, largest, used, outside, first, quantization, unbounded)
 

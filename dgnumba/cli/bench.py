@@ -13,7 +13,7 @@ import typer
 import dgnumba
 
 from ..errors import ProblemError
-from . import files, gpu
+from . import files, gpu, int4
 from .show import console, progress
 
 SHAPES = [
@@ -24,13 +24,24 @@ SHAPES = [
 
 
 def bench(
-    shapes: Annotated[list[str] | None, typer.Argument(metavar="MxNxK", help="shapes; by default layers of a large language model")] = None,
+    shapes: Annotated[
+        list[str] | None, typer.Argument(metavar="[int4] MxNxK", help="shapes; by default layers of a large language model")
+    ] = None,
     runs: Annotated[int, typer.Option(min=1, help="timed calls of each, of which the median counts")] = 20,
     flush: Annotated[bool, typer.Option(help="empty L2 before each call by reading other memory")] = True,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="write the rows as JSON too")] = None,
+    form: Annotated[str, typer.Option("--format", help="of the weights, after the word int4")] = "int4_g128",
+    activation: Annotated[int4.Activation, typer.Option(help="of A, after the word int4")] = int4.Activation.bfloat16,
 ) -> None:
-    """Time FP8 products on this GPU. Random data; beside DeepGEMM and cuBLASLt (through torch) where they can be imported."""
-    extents = [parse(s) for s in shapes or SHAPES]
+    """Time FP8 products on this GPU, or INT4 after the word int4.
+
+    Random data; beside DeepGEMM, cuBLAS and torch's int4 where they can be imported.
+    """
+    is_int4 = bool(shapes) and shapes[0] == "int4"  # type: ignore[index]
+    named = (shapes or [])[1:] or int4.SHAPES if is_int4 else shapes or SHAPES
+    extents = [parse(s) for s in named]
+    if is_int4:
+        int4.check_format(form)
     why = gpu.missing()
     if why is not None:
         raise ProblemError(f"bench: expected a GPU, got none: {why}")
@@ -38,7 +49,7 @@ def bench(
     rows = []
     with progress("measure") as step:
         for i, (m, n, k) in enumerate(extents):
-            rows.append(measure(m, n, k, runs, flush))
+            rows.append(int4.measure(m, n, k, form, activation, runs, flush) if is_int4 else measure(m, n, k, runs, flush))
             step(i + 1, len(extents))
     _print(rows)
     if output is not None:

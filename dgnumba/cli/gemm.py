@@ -14,7 +14,7 @@ import dgnumba
 
 from ..dtypes import DTYPES
 from ..errors import ProblemError
-from . import files, gpu
+from . import files, gpu, int4
 from .show import Step, console, duration, progress, size, speed
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -57,8 +57,15 @@ def gemm(
     dtype: Annotated[OutType, typer.Option(help="of D; .npy holds float32 only")] = OutType.float32,
     on: Annotated[Place | None, typer.Option(help="where; by default the GPU if there is one, else the host")] = None,
     check: Annotated[bool, typer.Option(help="compare every element with float64 and its error bound")] = True,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format", metavar="FORMAT", help="B in 4 bits: int4_g128, uint4_g64, mxfp4, ..., or layer: B is one of a checkpoint"
+        ),
+    ] = None,
+    activation: Annotated[int4.Activation, typer.Option(help="with --format: what A is made")] = int4.Activation.bfloat16,
 ) -> None:
-    """Multiply matrices from files: D = A @ B.T. A [M,K] is scaled per 1x128, B [N,K] per 128x128."""
+    """Multiply matrices from files: D = A @ B.T. A [M,K] is scaled per 1x128, B [N,K] per 128x128; or B has 4 bits, with --format."""
     out = console()
     target = None if output is None else files.split(output)[0]
     files.expect_folder("output", target)
@@ -67,6 +74,12 @@ def gemm(
     place = on or (Place.host if gpu.missing() else Place.cuda)
     if place is Place.cuda and (why := gpu.missing()) is not None:
         raise ProblemError(f"on: expected host or emulator here, got cuda: {why}")
+    if form is not None:
+        if sfa is not None or sfb is not None:
+            raise ProblemError("sfa, sfb: expected none beside --format, which says what A and B become")
+        if not int4.gemm(a, b, form, activation, output, dtype.value, place.value, _WHERE[place], check):
+            raise typer.Exit(1)
+        return
     left, right = _read("A", a, sfa, 1), _read("B", b, sfb, 128)
     if left.q.shape[1] != right.q.shape[1]:
         hint = "; B is [N, K]: transposed?" if left.q.shape[1] == right.q.shape[0] else ""

@@ -28,7 +28,7 @@ from .int4_finish import finish_for, store_partial, store_tile_for
 from .int4_spec import Int4Plan
 from .int4_stage import stage_for
 from .pipeline import FULL_ARRIVALS, Slot, empty_arrivals, next_slot
-from .sm90_int4_gemm_rules import consumer_registers, needs_tables, producer_threads, smem, threads
+from .sm90_int4_gemm_rules import PRODUCER_REGISTERS, consumer_registers, needs_tables, producer_threads, smem, threads
 from .spec import Built
 
 
@@ -186,7 +186,7 @@ def build(plan: Int4Plan) -> Built:
         warp_idx = thread.uniform(u32(cuda.threadIdx.x) // 32)
         if warp_idx >= CONSUMER_WARPS:
             if PRODUCERS == 128:
-                thread.setmaxnreg_dec(40)
+                thread.setmaxnreg_dec(PRODUCER_REGISTERS)
             # NOTE: who has exited is not waited for by the barriers of the cluster (PTX ISA 9.0, "barrier.cluster").
             produce(tmap_a, tmap_sfa, w_ptr, smem, warp_idx, m, tiles, records)
         else:

@@ -101,9 +101,16 @@ def producer_threads(plan: Int4Plan) -> int:
     return 128 if plan.block_n >= 128 else 32
 
 
+PRODUCER_REGISTERS = 40
+"""What a producer thread keeps where there are four warps of them."""
+
+
 def consumer_registers(plan: Int4Plan) -> int:
-    """Registers a consumer thread takes where there are four warps of producers, which keep 40."""
-    return {64: 240, 128: 232, 256: 112}[plan.block_n]
+    """Registers a consumer thread takes where there are four warps of producers.
+
+    NOTE: what all hold after that must have been there at entry, else the kernel waits for ever: 168 for each of 384 threads, 96 of 640.
+    """
+    return {64: 240, 128: 232, 256: 104}[plan.block_n]
 
 
 def threads(plan: Int4Plan) -> int:

@@ -11,6 +11,7 @@ from dgnumba.dtypes import DTYPES
 from dgnumba.int4_plan import choose_int4
 from dgnumba.int4_problem import Int4Problem
 from dgnumba.kernels.int4_spec import Int4Plan
+from dgnumba.kernels.sm90_int4_gemm_rules import PRODUCER_REGISTERS, consumer_registers
 
 pytestmark = pytest.mark.skipif(not _numba.HAVE_NUMBA_CUDA or find_ptxas() is None, reason="needs numba-cuda and ptxas")
 
@@ -60,7 +61,9 @@ def problems_with(chosen, ptx, cubin):
         f"{cubin.spill_stores + cubin.spill_loads} bytes spilled": cubin.spill_stores + cubin.spill_loads == 0,
         f"{cubin.local_bytes} bytes of local memory": cubin.local_bytes == 0,
         f"ptxas warns: {cubin.warnings}": not cubin.warnings,
-        f"{cubin.registers} registers for {threads} threads": 0 < cubin.registers <= REGISTERS[threads],
+        f"{cubin.registers} registers for {threads} threads": (
+            cubin.registers <= 255 if threads == 160 else cubin.registers == REGISTERS[threads]
+        ),
         f"{len(found)} wgmmas, expected {expected_wgmma(chosen)}": len(found) == expected_wgmma(chosen),
         f"shapes {set(found)}, expected {shape}": set(found) == {shape},
         "float64 in the PTX": not re.search(r"\.f64\b", body),
@@ -69,6 +72,14 @@ def problems_with(chosen, ptx, cubin):
         "a local array in the PTX": not re.search(r"\.local\b", body),
     }
     return [fault for fault, holds in rules.items() if not holds]
+
+
+def test_registers_that_move_were_there():
+    """A consumer that asks for more than the producers gave waits for ever."""
+    for block_n in (128, 256):
+        chosen = plan(8, block_n)
+        held = 2 * block_n * consumer_registers(chosen) + 128 * PRODUCER_REGISTERS
+        assert INT4.threads(chosen) == 2 * block_n + 128 and held <= INT4.threads(chosen) * REGISTERS[INT4.threads(chosen)]
 
 
 def check(chosen):

@@ -11,6 +11,7 @@ A row of the timing: bench, dtype, m, n, k, plan, us, tflops, rivals {name: us},
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -24,10 +25,13 @@ import torch
 from bench_gemm import environment
 from measure import Flush, kernel_times
 
+import dgnumba
 from dgnumba import launching
 from dgnumba.device import Device
+from dgnumba.int4_operands import check_int4_gemm_nt
 from dgnumba.kernels import GemmPlan
 from dgnumba.kernels import sm80_gemm_rules as sm80_gemm
+from dgnumba.kernels import sm80_int4_gemm_rules as sm80_int4_gemm
 from dgnumba.kernels.sm80_gemm_rules import MAX_STAGES, OUTPUTS, TILES, tiles_of
 from dgnumba.kernels.spec import most_stages
 from dgnumba.layouts.operands import LaidOut, lay_out
@@ -198,6 +202,26 @@ def time_plans(
     return rows
 
 
+def time_int4(shape: tuple[int, int, int], flush: Flush, rounds: int) -> dict[str, Any]:
+    """BF16 by INT4 in groups of 128: `sm80_int4_gemm` beside the plan that is chosen here, and cuBLAS on widened weights."""
+    m, n, k = shape
+    q = dgnumba.quantize(cupy.random.standard_normal((n, k), cupy.float32), "int4_g128")
+    w = dgnumba.prepare_int4_weights(q, "bfloat16")
+    x, wide = torch.randn(m, k, device="cuda").bfloat16(), torch.randn(n, k, device="cuda").bfloat16()
+    a, d = (cupy.asarray(t.view(torch.int16)).view(cupy.uint16) for t in (x, torch.empty(m, n, device="cuda", dtype=torch.bfloat16)))
+    problem, device = check_int4_gemm_nt(a, w, d).problem, Device.current()
+    plans = sorted(sm80_int4_gemm.candidates(problem, device), key=lambda p: sm80_int4_gemm.estimate(p, problem, device))
+    calls = {f"sm80 {p.name}": (functools.partial(dgnumba.int4_gemm_nt, a, w, d, plan=p), ("sm80_int4_gemm",)) for p in plans[:3]}
+    rows: dict[str, float] = {}
+    for name, call in calls.items():
+        others = {
+            "chosen": (functools.partial(dgnumba.int4_gemm_nt, a, w, d), ("sm90_int4_gemm",)),
+            "cublas": (lambda: torch.matmul(x, wide.T), RIVAL_NAMES),
+        }
+        rows |= kernel_times({name: call, **others}, flush, rounds)
+    return {"bench": "sm80_int4_gemm", "m": m, "n": n, "k": k, "us": {name: round(us, 2) for name, us in rows.items()}}
+
+
 def main() -> None:
     """Check, time, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -221,6 +245,9 @@ def main() -> None:
             ("float8_e4m3fn", "bfloat16", cube), ("int4", "int32", cube),
         ):  # fmt: skip
             rows += time_plans(dtype, d_dtype, shape, device, flush, options.rounds, (dtype, shape) == ("bfloat16", cube))
+        for m in (1, 16, 64):
+            rows.append(time_int4((m, 7168, 16384), Flush("read"), options.rounds))
+            print(rows[-1], flush=True)
     if options.out:
         env = environment("python " + " ".join(sys.argv))
         options.out.write_text(json.dumps({"checks": checks, "rows": rows, "environment": env}, indent=1) + "\n")

@@ -10,7 +10,7 @@ from .api import EMULATED_SMS, On
 from .device import Device
 from .dtypes import DType
 from .errors import ProblemError
-from .int4_operands import Int4LaidOut, Int4Operands, check_int4_gemm_nt, lay_out
+from .int4_operands import ARRAYS, Int4LaidOut, Int4Operands, check_int4_gemm_nt, lay_out
 from .int4_plan import Int4Choice, choose_int4, validate_int4
 from .int4_prepared import built, prepared, quick, remember
 from .int4_problem import Int4Problem
@@ -132,7 +132,7 @@ def _emulate(operands: Int4Operands, plan: Int4Plan | None, policy: str) -> None
     made = built(choice)
     grid = choice.kernel.grid(choice.plan, laid.problem, device)
     labels = {r.offset + r.nbytes * i: f"{r.name}[{i}]" for r in made.smem for i in range(r.stages)}
-    arrays = [x for x in (laid.w, laid.d, laid.c, laid.bias, laid.token_scales) if x is not None]
+    arrays = [x for x in (getattr(laid, name) for name in ARRAYS) if x is not None]
     emu.run(made.kernel, grid, made.threads, choice.kernel.bind(choice.plan, laid), smem=made.smem.launch_bytes, cluster=made.cluster,
             policy=policy, labels=labels, arrays=arrays)  # fmt: skip
     _finish(laid)

@@ -213,6 +213,10 @@ def _check_scales(scales: ArrayView | None) -> None:
             raise ProblemError("sfa: expected finite scales of 0 or more, got others")
 
 
+ARRAYS = ("a", "sfa", "w", "d", "bias", "c", "token_scales")
+"""Of `Int4LaidOut`: what a kernel may reach by address."""
+
+
 @dataclass(frozen=True, eq=False)
 class Int4LaidOut:
     """Arrays that a kernel can be bound to.

@@ -10,7 +10,7 @@ from typing import Any
 
 from . import launching
 from .device import Device
-from .int4_operands import Int4LaidOut
+from .int4_operands import ARRAYS, Int4LaidOut
 from .int4_plan import Int4Choice
 from .kernels import Built
 from .kernels.int4_spec import Int4Plan
@@ -59,7 +59,7 @@ class Launch:
             (launching.encoder(x), name if x.array is not laid.a else "a") for x, name in zip(maps, choice.kernel.MAPPED_ARRAYS)
         )
         self.scalars = [int(x) for x in args if not getattr(x, "is_tensor_map", False)]
-        self.places = [(i, name) for i, name in enumerate(choice.kernel.SCALARS) if name in ("w", "d", "bias", "c", "token_scales")]
+        self.places = [(i, name) for i, name in enumerate(choice.kernel.SCALARS) if name in ARRAYS]
         self.alpha = choice.kernel.SCALARS.index("alpha")
 
     def __call__(self, laid: Int4LaidOut, stream: int) -> None:
@@ -90,12 +90,13 @@ class QuickCall:
     """A call on CuPy arrays that needs no copy and adds nothing, by the form of its arrays; made once the whole way has been gone."""
 
     __slots__ = ("launch", "places", "scalars", "sizes")
+    GIVEN = {"a": 0, "sfa": 1, "token_scales": 1, "w": 2, "d": 3}
 
     def __init__(self, launch: Launch, laid: Int4LaidOut) -> None:
         self.launch = launch
         self.scalars = list(launch.scalars)
         self.scalars[launch.alpha] = laid.alpha_bits
-        self.places = {name: i for i, name in launch.places}
+        self.places = [(i, self.GIVEN[name]) for i, name in launch.places if name in self.GIVEN]
         self.sizes = tuple(0 if x is None else int(sum((n - 1) * s for n, s in zip(x.shape, x.strides)) + x.itemsize)
                            for x in (laid.a, laid.sfa if laid.sfa is not None else laid.token_scales, laid.w, laid.d))  # fmt: skip
 
@@ -106,8 +107,9 @@ class QuickCall:
         end = d + self.sizes[3]
         if any(at < end and d < at + size for at, size in zip((a, scales, w), self.sizes)):
             return False
-        scalars = list(self.scalars)
-        scalars[self.places["w"]], scalars[self.places["d"]], scalars[self.places["token_scales"]] = w, d, scales
+        scalars, given = list(self.scalars), (a, scales, w, d)
+        for i, which in self.places:
+            scalars[i] = given[which]
         maps = tuple([encode(a if name == "a" else scales) for encode, name in self.launch.encoders])
         self.launch.launcher(scalars, maps, stream)
         return True

@@ -14,7 +14,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 from cases import DENSE, PORTABLE, SKINNY, SWAPPED, plan, portable, run_plan, skinny, swapped
-from kernels.int4_products import INT4, Int4Product
+from kernels.int4_products import INT4, PORTABLE_INT4, Int4Product
 
 import dgnumba.kernels
 from dgnumba import emu, quant
@@ -328,6 +328,11 @@ TRIALS = {
         Int4Product("float8_e4m3fn", "uint4_g64", 8, 70, 500, (8, 64, 1, 2, 1), 1),
         Int4Product("int8", "int4_g64", 8, 70, 500, (8, 64, 1, 2, 1), 1),
         Int4Product("int8", "int4_row", 8, 70, 512, (8, 64, 2, 2, 1), 1, "int32"),
+    ],
+    PORTABLE_INT4.NAME: [
+        Int4Product("bfloat16", "int4_row", 8, 20, 600, (8, 64, 1, 3, 1), kernel=PORTABLE_INT4.NAME),
+        Int4Product("float8_e4m3fn", "uint4_g64", 8, 20, 200, (8, 64, 1, 3, 1), kernel=PORTABLE_INT4.NAME),
+        Int4Product("bfloat16", "int4_row", 8, 20, 100, (8, 64, 1, 4, 1), kernel=PORTABLE_INT4.NAME),
     ],
     "smxx_cast": [Cast("block", (128, 128)), Cast("channel", (128, 1)), Cast("token", (1, 128))],
     "smxx_layout": [Turn()],

@@ -21,6 +21,7 @@ class Int4Plan:
     num_stages         slots of the ring in shared memory
     records            of 64 rows by 128 of K in a stage, for each 64 rows of the tile
     split              CTAs of a cluster that share a tile, each a range of K
+    widen              FP8 operands become float16 in the registers, where the tensor core lacks FP8
     the rest           as of `Int4Problem`
     """
 
@@ -41,11 +42,12 @@ class Int4Plan:
     with_c: bool = False
     with_alpha: bool = False
     is_whole: bool = False
+    widen: bool = False
 
     @property
     def name(self) -> str:
         """A short name that says every choice: `16x128x256 s5 split2 bfloat16 int4_g128 float16`."""
-        split = f" split{self.split}" if self.split > 1 else ""
+        split = f" split{self.split}" * (self.split > 1) + " widen" * self.widen
         zeros = f" {self.zeros[:3]}zero" if self.zeros != "none" else ""
         fused = "".join(
             f" {word}"
@@ -83,6 +85,7 @@ class Int4Plan:
             num_stages=self.num_stages,
             records=self.records,
             split=self.split,
+            widen=self.widen,
         )
         for name in self.__dataclass_fields__:
             planned, given = getattr(self, name), getattr(like, name)

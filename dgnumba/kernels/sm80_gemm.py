@@ -31,10 +31,8 @@ def build(plan: GemmPlan) -> Built:
     WARPS_M, WARPS_N = warps_of(plan)
     THREADS = threads(plan)
     M_TILES, N_TILES = BLOCK_M // (16 * WARPS_M), BLOCK_N // (8 * WARPS_N)
-    ALL_BUT_FIRST, ALL_BUT_NEXT = (
-        NUM_STAGES - 1,
-        NUM_STAGES - 2,
-    )  # groups in flight when one must have landed: of all, of those but the one in use
+    # groups that may be in flight when the first stage must have landed, and when the next one must
+    ALL_BUT_FIRST, ALL_BUT_NEXT = NUM_STAGES - 1, NUM_STAGES - 2
     ACC = 4 * M_TILES * N_TILES
     SCALED, IS_FLOAT = is_scaled(plan), plan.d_dtype != "int32"
     MAPPED = smem(plan)

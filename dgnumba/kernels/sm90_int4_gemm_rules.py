@@ -35,6 +35,11 @@ def supports(problem: Int4Problem, device: Device) -> str | None:
     """None when this kernel takes the problem on the device, else the reason why not."""
     if device.arch != "sm_90a":
         return f"needs wgmma, which {device.name} ({device.arch}) has not"
+    return refused_types(problem)
+
+
+def refused_types(problem: Int4Problem) -> str | None:
+    """Why no kernel takes a problem's types and epilogue, whatever the device, or None."""
     if problem.a_dtype.name not in A_DTYPES:
         return f"takes A of {', '.join(A_DTYPES)}, got {problem.a_dtype}"
     if problem.a_dtype.name == "int8" and problem.w_dtype.name == "float4_e2m1fn":

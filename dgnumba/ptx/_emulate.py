@@ -276,4 +276,4 @@ def mma_sync(dtype: str, acc: Sequence[Any], a: Sequence[Any], b: Sequence[Any],
         total = products[16 * i : 16 * i + 16, 8 * j : 8 * j + 8] + start
         out[:, tile] = lane_map.gather(total.astype(np.float32) if is_float else (total & 0xFFFFFFFF).astype(np.uint32))
     flat = out.reshape(32, -1)
-    return [Fragment(row) for row in flat] if is_float else [tuple(u32(v) for v in row) for row in flat.tolist()]
+    return [Fragment(row) for row in flat]

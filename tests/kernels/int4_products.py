@@ -10,14 +10,14 @@ import numpy as np
 import dgnumba
 from dgnumba import emu
 from dgnumba.device import Device
-from dgnumba.int4_operands import check_int4_gemm_nt, lay_out
+from dgnumba.int4_operands import ARRAYS, check_int4_gemm_nt, lay_out
 from dgnumba.kernels import INT4_KERNELS
 from dgnumba.kernels.int4_spec import Int4Plan
 from dgnumba.testing import assert_bits_equal
 
 H200 = Device.named("h200")
 INT4_KERNEL_OF = {kernel.NAME: kernel for kernel in INT4_KERNELS}
-INT4 = INT4_KERNEL_OF["sm90_int4_gemm"]
+INT4, PORTABLE_INT4 = INT4_KERNEL_OF["sm90_int4_gemm"], INT4_KERNEL_OF["sm80_int4_gemm"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +39,13 @@ class Int4Product:
     with_bias: bool = False
     with_c: bool = False
     has_gate: bool = False
+    kernel: str = INT4.NAME
+    widen: bool = False
+
+    @property
+    def rules(self):
+        """Of its kernel."""
+        return INT4_KERNEL_OF[self.kernel]
 
     def __str__(self) -> str:
         fused = "-bias" * self.with_bias + "-c" * self.with_c + "-gate" * self.has_gate
@@ -60,8 +67,9 @@ class Int4Product:
     def plan(self, problem) -> Int4Plan:
         """The plan with this tile."""
         block_m, block_n, records, num_stages, split = self.tile
-        choices = {"block_m": block_m, "block_n": block_n, "records": records, "num_stages": num_stages, "split": split}
-        return Int4Plan.of(problem, INT4.NAME, **choices)
+        choices = {"block_m": block_m, "block_n": block_n, "records": records, "num_stages": num_stages, "split": split,
+                   "widen": self.widen}  # fmt: skip
+        return Int4Plan.of(problem, self.kernel, **choices)
 
     def is_likely(self, site) -> bool:
         """Whether it comes to a site, as far as one can tell without running it."""
@@ -77,12 +85,12 @@ class Int4Product:
         """Step the kernel that a module builds, and compare with the host's bits."""
         operands, expected = self.operands(np.random.default_rng(seed))
         chosen, laid = self.plan(operands.problem), lay_out(operands)
-        assert INT4.refusal(chosen, operands.problem) is None, INT4.refusal(chosen, operands.problem)
+        assert self.rules.refusal(chosen, operands.problem) is None, self.rules.refusal(chosen, operands.problem)
         built = module.build(chosen)
-        grid = INT4.grid(chosen, operands.problem, dataclasses.replace(H200, num_sms=self.num_sms))
+        grid = self.rules.grid(chosen, operands.problem, dataclasses.replace(H200, num_sms=self.num_sms))
         labels = {r.offset + r.nbytes * i: f"{r.name}[{i}]" for r in built.smem for i in range(r.stages)}
-        arrays = [x for x in (laid.w, laid.d, laid.c, laid.bias, laid.token_scales) if x is not None]
-        emu.run(built.kernel, grid, built.threads, INT4.bind(chosen, laid), smem=built.smem.launch_bytes, cluster=built.cluster, policy=policy,
+        arrays = [x for x in (getattr(laid, name) for name in ARRAYS) if x is not None]
+        emu.run(built.kernel, grid, built.threads, self.rules.bind(chosen, laid), smem=built.smem.launch_bytes, cluster=built.cluster, policy=policy,
                 labels=labels, arrays=arrays)  # fmt: skip
         if self.has_gate:
             wide = expected.astype(np.float64)

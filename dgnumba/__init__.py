@@ -49,7 +49,7 @@ _HOME = {
 }
 """Public name -> the room that defines it."""
 
-_ROOMS = ("checkpoint", "emu", "errors", "layouts", "ptx", "quant", "testing")
+_ROOMS = ("checkpoint", "emu", "errors", "lab", "layouts", "ptx", "quant", "testing")
 
 __all__ = sorted([*_HOME, *_ROOMS])
 
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from . import checkpoint as checkpoint
     from . import emu as emu
     from . import errors as errors
+    from . import lab as lab
     from . import layouts as layouts
     from . import ptx as ptx
     from . import quant as quant

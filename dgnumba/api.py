@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -20,10 +20,11 @@ from .prepared import prepared, quick, remember
 from .problem import Operands, check_fp8_gemm_nt, settle
 from .xp import address, device_of, empty, namespace
 
+if TYPE_CHECKING:
+    from .emulated import Emulated
+
 On = Literal["cuda", "host", "emulator"]
 F32 = DTYPES["float32"]
-EMULATED_SMS = 2
-"""Multiprocessors of the GPU that the emulator stands for."""
 
 
 def fp8_gemm_nt(
@@ -202,18 +203,17 @@ def _run_on_gpu(operands: Operands, plan: GemmPlan | str | None, check: bool | N
 
 
 def _emulate(operands: Operands, plan: GemmPlan | str | None, policy: str) -> None:
-    from . import emu
+    call = emulated(operands, plan)
+    call.run(policy)
+    _finish(call.laid)
 
-    # planned for few multiprocessors: that gives the largest tiles, hence the fewest threads to step
-    device = replace(Device.current(), num_sms=EMULATED_SMS)
-    choice = _choose(operands, plan, device)
-    laid = _lay_out(operands)
-    built = built_kernel(choice)
-    grid = choice.kernel.grid(choice.plan, laid.problem, device)
-    labels = {r.offset + r.nbytes * i: f"{r.name}[{i}]" for r in built.smem for i in range(r.stages)}
-    emu.run(built.kernel, grid, built.threads, choice.kernel.bind(choice.plan, laid), smem=built.smem.launch_bytes, cluster=built.cluster,
-            policy=policy, labels=labels, arrays=[getattr(laid, name) for name in choice.kernel.POINTERS])  # fmt: skip
-    _finish(laid)
+
+def emulated(operands: Operands, plan: GemmPlan | str | None = None) -> Emulated:
+    """Checked operands in host memory as a call of the emulator."""
+    from .emulated import SMS, Emulated
+
+    device = replace(Device.current(), num_sms=SMS)
+    return Emulated.of(_choose(operands, plan, device), _lay_out(operands), device)
 
 
 @dataclass(frozen=True, eq=False)

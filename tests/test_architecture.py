@@ -19,8 +19,9 @@ LAYERS = [
     {"checkpoint", "kernels"},
     {"cost", "int4_operands", "int4_plan", "plan"},
     {"archive", "arguments", "assemble", "cache", "fingerprint", "launching", "streams"},
-    {"casts", "int4_prepared", "onepass", "prepared", "scale_moves"},
+    {"casts", "emulated", "int4_prepared", "onepass", "prepared", "scale_moves"},
     {"api", "int4"},
+    {"lab"},
     {"__init__", "__main__", "cli", "report", "testing"},
 ]
 """Rooms (a folder, or a module) from the ground up: one may import its own floor and those below."""

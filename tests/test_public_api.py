@@ -11,7 +11,7 @@ import dgnumba
 DEEPGEMM = ["fp8_gemm_nt", "per_block_cast_to_fp8", "per_channel_cast_to_fp8", "per_token_cast_to_fp8"]
 """Names that are DeepGEMM's, unchanged."""
 
-OURS = ["QTensor", "emu", "error_bound", "explain", "gemm_reference", "launch", "ptx", "u32", "u64"]
+OURS = ["QTensor", "emu", "error_bound", "explain", "gemm_reference", "lab", "launch", "ptx", "u32", "u64"]
 
 
 def public():
@@ -105,4 +105,4 @@ def test_the_version_is_the_installed_one():
 def test_a_name_means_the_same_whatever_was_loaded_before(first):
     """A submodule that is loaded becomes an attribute of the package: it must not take the place of a public function."""
     code = f"import dgnumba\n{first}\nprint(*sorted(n for n in dgnumba.__all__ if not callable(getattr(dgnumba, n))))"
-    assert set(python(code).split()) == {"checkpoint", "emu", "errors", "layouts", "ptx", "quant", "testing"}
+    assert set(python(code).split()) == {"checkpoint", "emu", "errors", "lab", "layouts", "ptx", "quant", "testing"}

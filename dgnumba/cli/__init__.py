@@ -13,7 +13,7 @@ import typer
 
 from .._version import __version__
 from ..errors import DGNumbaError
-from . import bench, cache, convert, demo, gemm, info, quantize
+from . import bench, cache, convert, demo, gemm, info, quantize, trace
 
 app = typer.Typer(name="dgnumba", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -22,6 +22,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "gemm": gemm.gemm,
     "convert": convert.convert,
     "quantize": quantize.quantize,
+    "trace": trace.trace,
     "bench": bench.bench,
     "cache": cache.cache,
 }

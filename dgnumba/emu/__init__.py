@@ -9,7 +9,7 @@ from .fragment import Fragment
 from .machine import thread
 from .observe import Access, Note, Observer, Transfer
 from .region import Region
-from .run import CLUSTER, CTA, THREAD, WARP, WARPGROUP, cta, lanes, perform, run, uniform, warpgroup
+from .run import CLUSTER, CTA, THREAD, WARP, WARPGROUP, compose, cta, lanes, perform, run, uniform, warpgroup
 from .stepping import Session, step
 from .trace import Trace
 from .views import BarrierView, SmemView, ThreadView
@@ -32,6 +32,7 @@ __all__ = [
     "ThreadView",
     "Trace",
     "Transfer",
+    "compose",
     "cta",
     "lanes",
     "perform",

@@ -154,7 +154,7 @@ class MBarrier:
         op.enter(self.cta.smem, self._agent, self._clocks.full_row([thread.uid]), event)
         self.loads.append((op, nbytes, self._issued))
         self._last_load = self.cta.smem.describe(self._clocks.event_of(event))
-        cluster.machine.note("issue", op.name, [thread], self.name, self.phase, nbytes)
+        cluster.machine.note("issue", op.name, [thread], self.name, self.phase, nbytes, cta=self.cta)
         if not cluster.machine.late:
             self.land()
 
@@ -279,7 +279,7 @@ class ClusterBarrier:
             self._waits[thread.uid] = self._generation
             self._arrived.add(thread.uid)
         machine = self._cluster.machine
-        machine.note("arrive", machine.thread().op, machine.lanes(), CLUSTER_BARRIER, self._generation)
+        machine.note("arrive", machine.thread().op, machine.lanes(), CLUSTER_BARRIER, self._generation, cta=self._cluster.ctas[0])
         self.complete_if_due()
 
     def complete_if_due(self) -> None:
@@ -300,7 +300,7 @@ class ClusterBarrier:
         assert self._done is not None
         for thread in lanes:
             self._cluster.clocks.acquire(thread.uid, self._done)
-        machine.note("pass", machine.thread().op, lanes, CLUSTER_BARRIER, generation)
+        machine.note("pass", machine.thread().op, lanes, CLUSTER_BARRIER, generation, cta=self._cluster.ctas[0])
 
     def _why(self) -> str:
         return f"barrier.cluster.wait [{len(self._arrived)} of {len(self._cluster.live)} threads arrived]"

@@ -161,6 +161,7 @@ def _ffs(value: Any) -> Any:
 def _syncthreads() -> None:
     t = thread()
     t.op = "cuda.syncthreads"
+    t.machine.note("op", t.op, t.lanes)
     t.cta.barrier.sync()
 
 

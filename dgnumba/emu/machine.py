@@ -37,7 +37,12 @@ class Machine:
         self.grid_dim = (1, 1, 1)
         named = sorted((labels or {}).items())
         self._label_offsets, self._labels = [offset for offset, _ in named], [name for _, name in named]
-        self._step = 0
+        self._step = self._ticks = 0
+
+    def tick(self) -> int:
+        """A count that grows with every call: what stands for a clock."""
+        self._ticks += 1
+        return self._ticks
 
     def thread(self) -> Thread:
         """The running thread."""

@@ -27,7 +27,8 @@ class Note:
     kind     "op" (an operation begins), "block", "wake" (its threads stop, and go on), "arrive" and "pass" (at a barrier, and through a wait for
              it), "issue", "commit", "land" and "done" (asynchronous work: begun, its group closed, arrived, waited for)
     phase    of the barrier it is about, counted from 0; -1 where there is none
-    amount   bytes of a copy or an expectation, multiply-adds of a wgmma, else 0
+    amount   bytes of a copy, multiply-adds of a wgmma, registers of an operation on a fragment, else 0
+    home     the block whose barrier it is about: that of a peer, for an arrival or a copy to another CTA of a cluster
     """
 
     step: int
@@ -39,16 +40,18 @@ class Note:
     detail: str
     phase: int = -1
     amount: int = 0
+    home: tuple[int, int, int] | None = None
 
     @classmethod
     def of(cls, step: int, kind: str, op: str, threads: Sequence[Thread], detail: str, phase: int, amount: int, cta: Cta | None) -> Note:
-        """The record of what `threads` (none: an asynchronous unit of `cta`) do now."""
+        """The record of what `threads` (none: an asynchronous unit) do now, at a barrier of `cta` (None: their own)."""
+        home = cta.block_idx if cta is not None else threads[0].cta.block_idx
         if not threads:
-            return cls(step, kind, op, cta.block_idx if cta else None, (), 0, detail, phase, amount)
+            return cls(step, kind, op, home, (), 0, detail, phase, amount, home)
         machine = threads[0].machine
         site = machine.sites[machine.sites.here(op)]
         who = tuple(t.index for t in threads)
-        return cls(step, kind, op, threads[0].cta.block_idx, who, site.line, detail, phase, amount)
+        return cls(step, kind, op, threads[0].cta.block_idx, who, site.line, detail, phase, amount, home)
 
     def __str__(self) -> str:
         who = f"{threads_text(list(self.threads)) if self.threads else 'asynchronous work'} of block {self.block}"

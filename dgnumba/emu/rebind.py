@@ -51,7 +51,7 @@ class Rebinder:
         if isinstance(value, FunctionType) and (value.__module__ or "").startswith(CUDA_MODULES) and id(value) not in self._cuda_names:
             return self._remember(value, _without_meaning(f"{value.__module__}.{value.__name__}"))
         if isinstance(value, FunctionType) and id(value) not in self._cuda_names:
-            return value if _is_foreign(value.__module__) else self._rebuild(value)
+            return value if is_foreign(value.__module__) else self._rebuild(value)
         if isinstance(value, ModuleType):
             return self._remember(value, self._module(value))
         if type(value) is tuple or isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -77,7 +77,7 @@ class Rebinder:
             return _Module(self, module, cuda=self._cuda)
         if module.__name__.startswith(CUDA_MODULES):
             return _Module(self, module)
-        return module if _is_foreign(module.__name__) else _Module(self, module)
+        return module if is_foreign(module.__name__) else _Module(self, module)
 
     def _rebuild(self, function: FunctionType) -> FunctionType:
         code = function.__code__
@@ -92,7 +92,7 @@ class Rebinder:
         self._remember(function, rebound)  # before its globals: helpers may call one another in a circle
         for own in _codes(code):
             self._sites.add_code(own)
-        for name in _names(code):
+        for name in names_of(code):
             if name in function.__globals__:
                 namespace[name] = self._value(function.__globals__[name])
             elif getattr(builtins, name, None) in BUILTINS:
@@ -126,7 +126,8 @@ def _is_operation(value: Any) -> bool:
     return hasattr(value, "__emu_op__")
 
 
-def _is_foreign(module: str | None) -> bool:
+def is_foreign(module: str | None) -> bool:
+    """Whether a module is none of a kernel's author: Numba, NumPy, the standard library."""
     root = (module or "").split(".")[0]
     return root in _FOREIGN or root in sys.stdlib_module_names
 
@@ -139,7 +140,8 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
-def _names(code: CodeType) -> set[str]:
+def names_of(code: CodeType) -> set[str]:
+    """The global names that `code`, and the functions defined inside it, use."""
     return {name for c in _codes(code) for name in c.co_names}
 
 

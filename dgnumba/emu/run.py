@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from greenlet import getcurrent
 
 from ..errors import DivergenceError, EmulationError
 from .arrays import GlobalArray, scalar
 from .cluster import Cluster
 from .cta import Cta, Dim3, Warpgroup
+from .fragment import Fragment
 from .machine import Machine, thread
 from .observe import Observe
 from .rebind import Rebinder
@@ -95,6 +97,14 @@ def perform(name: str, scope: str, body: Callable[..., Any], args: tuple[Any, ..
     if scope == CLUSTER:
         return t.cta.cluster.everyone.meet(t, name, body, args)
     raise EmulationError(f"{name}: expected a scope thread, warp, warpgroup, cta or cluster, got {scope!r}")
+
+
+def compose(name: str, body: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Operation `name`, made of others: run its `body`, in an emulated thread or outside of any."""
+    t = getcurrent()
+    if isinstance(t, Thread) and t.machine.hearers.note is not None:
+        t.machine.note("op", name, t.lanes, amount=next((len(a) for a in args if isinstance(a, Fragment)), 0))
+    return body(*args)
 
 
 def cta() -> Cta:

@@ -59,6 +59,7 @@ class Thread(greenlet):  # type: ignore[misc]
         self.released: Row | None = None  # what its last fence.mbarrier_init released
         self.fences = 1  # wgmma.fences executed
         self.exited = False
+        self.records = [0, 0]  # where its next record of a clock goes, and how many fit
         self._bulk: GroupQueue | None = None
         self._cp_async: GroupQueue | None = None
 

@@ -116,8 +116,10 @@ def _declare(
     def call(*args: Any) -> Any:
         if _numba.is_lowering():
             return body(*args) if text is None else _numba.emit(operation, args)
-        if text is None or pure and scope is THREAD:
-            return (emulate or body)(*args)
+        if text is None:
+            return emu.compose(full, emulate or body, args)
+        if pure and scope is THREAD:
+            return body(*args)
         return emu.perform(full, scope, body, args)
 
     call.__name__, call.__qualname__, call.__module__ = body.__name__, body.__qualname__, body.__module__
@@ -144,15 +146,15 @@ def op(text: str, *, scope: str = THREAD, pure: bool = False, tied: str | None =
 
 
 def unrolled(
-    body: Callable[..., Any] | None = None, *, tied: str | None = None, emulate: Callable[..., Any] | None = None
+    body: Callable[..., Any] | None = None, *, tied: str | None = None, emulate: Callable[..., Any] | None = None, name: str | None = None
 ) -> Callable[..., Any]:
     """Declare an operation made of others; see the module's docstring.
 
     emulate   what the emulator runs in the body's place: the same, vectorised (a test holds the two together)
     """
     if body is None:
-        return lambda b: _declare(b, None, tied=tied, emulate=emulate)
-    return _declare(body, None, tied=tied, emulate=emulate)
+        return lambda b: _declare(b, None, tied=tied, emulate=emulate, name=name)
+    return _declare(body, None, tied=tied, emulate=emulate, name=name)
 
 
 def select(condition: Any, x: Any, y: Any) -> Any:

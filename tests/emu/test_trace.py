@@ -44,4 +44,4 @@ def test_what_one_thread_waited_for() -> None:
 
 def test_every_operation_of_a_thread_is_noted() -> None:
     of_thread_1 = [n.op for n in trace().of(1) if n.kind == "op"]
-    assert of_thread_1 == ["mbarrier.arrive", "mbarrier.wait", "thread.syncwarp"]
+    assert of_thread_1 == ["cuda.syncthreads", "mbarrier.arrive", "mbarrier.wait", "thread.syncwarp"]

@@ -21,6 +21,11 @@ _MMA = (
     r"mma\.sync\.aligned\.m16n8k{k}\.row\.col\.{acc}\.{t}\.{t}\.{acc} "
     rf"{{{{{{r}}, {{r}}, {{r}}, {{r}}}}}}, {{{{{R}, {R}, {R}, {R}}}}}, {{{{{R}, {R}}}}}, {{{{{{r}}, {{r}}, {{r}}, {{r}}}}}};"
 )
+_RECORD = (
+    r"mov\.u32 lane, %laneid; setp\.eq\.u32 p, lane, 0; setp\.ne\.and\.b32 q, dgnumba_records_left, 0, p; mov\.u64 now, %{clock}; "
+    rf"mov\.b64 tag, {{{{0, {R}}}}}; @q st\.global\.v2\.b64 \[dgnumba_record_at\], {{{{now, tag}}}}; "
+    r"@q add\.u64 dgnumba_record_at, dgnumba_record_at, 16; @q sub\.u32 dgnumba_records_left, dgnumba_records_left, 1;"
+)
 
 # Written from the PTX ISA, not from the declarations; `{r}` etc. are registers.
 GOLDEN = {
@@ -30,6 +35,14 @@ GOLDEN = {
     "barrier.fence_mbarrier_init": r"fence\.mbarrier_init\.release\.cluster;",
     "barrier.fence_proxy_async": r"fence\.proxy\.async\.shared::cta;",
     "barrier.sync": rf"bar\.sync {R}, {R};",
+    "clock.begin": r"\.reg \.b64 dgnumba_record_at; \.reg \.b32 dgnumba_records_left; "
+    rf"mov\.b64 dgnumba_record_at, {RD}; mov\.b32 dgnumba_records_left, {R};",
+    "clock.clock64": rf"mov\.u64 {RD}, %clock64;",
+    "clock.globaltimer": rf"mov\.u64 {RD}, %globaltimer;",
+    "clock.record": _RECORD.format(clock="clock64"),
+    "clock.record_of": _RECORD.format(clock="clock64"),
+    "clock.record_time": _RECORD.format(clock="globaltimer"),
+    "clock.smid": rf"mov\.u32 {R}, %smid;",
     "convert.add": rf"add\.rn\.f32 {F}, {F}, {F};",
     "convert.bf16x2_to_f32x2": rf"shl\.b32 t, {R}, 16; mov\.b32 {F}, t; and\.b32 t, {R}, 0xffff0000; mov\.b32 {F}, t;",
     "convert.bits_to_f32": rf"mov\.b32 {F}, {R};",

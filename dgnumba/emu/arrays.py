@@ -64,6 +64,10 @@ class CheckedArray:
         """All elements, read by the running thread."""
         raise NotImplementedError
 
+    def peek(self) -> np.ndarray:
+        """A copy of all elements, looked at from outside: no access of the kernel."""
+        raise NotImplementedError
+
     def _out_of_bounds(self, index: Any) -> OutOfBoundsError:
         return OutOfBoundsError(f"{self.name}[{index}]: out of bounds for shape {self.shape} of {self.dtype}")
 
@@ -88,6 +92,10 @@ class GlobalArray(CheckedArray):
     def read(self) -> np.ndarray:
         """All elements."""
         return self._array
+
+    def peek(self) -> np.ndarray:
+        """A copy of all elements."""
+        return self._array.copy()
 
     def __getitem__(self, index: Any) -> Any:
         try:
@@ -202,6 +210,12 @@ class SharedArray(CheckedArray):
         _store_into(values, ..., value)
         for offset, element in zip(offsets.ravel().tolist(), values.ravel()):
             self._smem.store(self._base + offset, element.tobytes())
+
+    def peek(self) -> np.ndarray:
+        """A copy of all elements; what nothing wrote is poison."""
+        places = self._base + self._offsets.ravel()[:, None] + np.arange(self.itemsize)
+        elements: np.ndarray = self._smem.bytes[places].view(self.dtype).reshape(self.shape)
+        return elements
 
     def read(self) -> np.ndarray:
         """All elements, each a read by the running thread."""

@@ -17,13 +17,16 @@ from greenlet import getcurrent, greenlet
 
 from ..errors import EmulationError
 from ..layouts.lanes import LaneMap
+from .arrays import CheckedArray
 from .machine import Machine
 from .observe import Observe
 from .run import run_on
 from .source import threads_text
 from .stops import At, Stop, Who
-from .threads import IN_KERNEL, Thread
+from .threads import IN_KERNEL, Thread, Wait
 from .views import BarrierView, SmemView, ThreadView, barriers_of, fragment_of
+
+Block = int | tuple[int, ...] | None
 
 
 class _GivenUp(BaseException):
@@ -71,6 +74,7 @@ class Session:
         self._kernel, self._launch, self._new_machine = kernel, launch, machine
         self._asked: Stop | None = None
         self._criterion: Stop | None = None
+        self._came: dict[tuple[Any, ...], set[int]] = {}
         self._given_up = False
         self._thread: Thread | None = None
         self._frame: FrameType | None = None
@@ -116,6 +120,29 @@ class Session:
         if self._given_up:
             raise _GivenUp
 
+    def _reached(self, thread: Thread, frame: FrameType, together: int) -> None:
+        """A thread is where the run is to stop: at once, or when those who stop together with it have come too."""
+        if together == 1:
+            self.stop(thread, frame)
+            return
+        first = thread.index // together * together
+        place = (thread.cta.rank, thread.cta.block_idx, first, frame.f_code, frame.f_lineno, self._criterion)
+        came = self._came.setdefault(place, set())
+        came.add(thread.index)
+        others = [t for t in thread.cta.threads[first : first + together] if t is not thread]
+
+        def hold() -> None:
+            thread.waiting = Wait(lambda: True, lambda: "the stop, for those who stop together", is_pause=True)
+            self.set_tracing()  # NOTE: else CPython 3.11 leaves tracing off in the threads that run next
+            thread.parent.switch()
+            self.set_tracing()
+
+        if not all(t.index in came or t.exited for t in others):
+            sys.call_tracing(hold, ())  # comes back when nobody else can run
+        if self._came.get(place) is came and self._criterion is place[-1]:
+            del self._came[place]
+            self.stop(thread, frame)
+
     def set_tracing(self) -> None:
         """Begin to trace the running greenlet; to run to the end needs none, and is faster without."""
         sys.settrace(None if self._criterion is None else self.trace)
@@ -128,7 +155,7 @@ class Session:
         if event == "line":
             stop = self._criterion
             if stop is not None and stop.at_line is not None and stop.at_line(frame) and stop.is_one(thread, frame):
-                self.stop(thread, frame)
+                self._reached(thread, frame, stop.together)
         return self.trace
 
     def at_op(self, thread: Thread, name: str) -> None:
@@ -137,7 +164,7 @@ class Session:
         if stop is not None and stop.at_op is not None and stop.at_op(name):
             frame = self.kernel_frame(thread)
             if frame is not None and stop.is_one(thread, frame):
-                self.stop(thread, frame)
+                self._reached(thread, frame, stop.together)
 
     def kernel_frame(self, thread: Thread) -> FrameType | None:
         """The innermost function of the kernel that the running thread is in."""
@@ -160,23 +187,23 @@ class Session:
         """Run on to the next stop that `step` was asked for; whether there was one."""
         return self.run_to(self._asked)
 
-    def run(self, who: Who = None, at: At = None, cta: int | tuple[int, ...] | None = None) -> Session:
+    def run(self, who: Who = None, at: At = None, cta: Block = None, together: str | None = None) -> Session:
         """Run on to the next stop of the session, or, with arguments, to another: words as of `emu.step`."""
-        if who is not None or at is not None or cta is not None:
-            return self._run_to(self._stop_of(who, at, cta))
-        return self._run_to(self._asked)
+        if (who, at, cta, together) == (None, None, None, None):
+            return self._run_to(self._asked)
+        return self._run_to(self._stop_of(who, at, cta, together))
 
-    def _stop_of(self, who: Who, at: At, cta: int | tuple[int, ...] | None) -> Stop:
-        return Stop.of(who, at, cta, self._machine.sites.codes)
+    def _stop_of(self, who: Who, at: At, cta: Block, together: str | None = None) -> Stop:
+        return Stop.of(who, at, cta, together, self._machine.sites.codes)
 
-    def begin(self, who: Who, at: At, cta: int | tuple[int, ...] | None) -> None:
+    def begin(self, who: Who, at: At, cta: Block, together: str | None) -> None:
         """Run to the first stop."""
         self._criterion = Stop(lambda thread, frame: True, at_line=lambda frame: True)
         if self._go_on():  # the kernel's code is known once the run has begun
             first = self._thread
-            asked = self._criterion = self._asked = self._stop_of(who, at, cta)
+            asked = self._criterion = self._asked = self._stop_of(who, at, cta, together)
             assert first is not None and self._frame is not None
-            is_there = asked.at_line is not None and asked.at_line(self._frame) and asked.is_one(first, self._frame)
+            is_there = asked.at_line is not None and asked.together == 1 and asked.at_line(self._frame) and asked.is_one(first, self._frame)
             if not is_there and not self._go_on():
                 raise EmulationError(f"step: the kernel has run to its end and nothing came to who={who!r}, at={at!r}, cta={cta!r}")
 
@@ -260,6 +287,14 @@ class Session:
         """The mbarriers of the stopped thread's CTA."""
         return barriers_of(self.stopped.cta)
 
+    def array(self, name: str) -> np.ndarray:
+        """A copy of the array that the stopped thread calls `name`: shared (``cuda.shared.array``), local or global."""
+        found = next((f.f_locals[name] for f in reversed(self.thread().frames) if name in f.f_locals), None)
+        if not isinstance(found, CheckedArray):
+            arrays = sorted({n for f in self.thread().frames for n, v in f.f_locals.items() if isinstance(v, CheckedArray)})
+            raise EmulationError(f"array: expected one of {', '.join(arrays) or '(none here)'}, got {name!r}")
+        return found.peek()
+
     def fragment(self, acc: str = "acc", layout: LaneMap | None = None) -> np.ndarray:
         """Local variable `acc` of the stopped thread's warpgroup as the matrix that it is: `views.fragment_of`."""
         return fragment_of(self.stopped, acc, layout)
@@ -287,7 +322,7 @@ class Session:
 
 def step(
     kernel: Callable[..., Any], grid: int | Sequence[int], block: int | Sequence[int], args: Sequence[Any], *, smem: int = 0,
-    cluster: int | Sequence[int] = 1, policy: str = "eager", who: Who = None, at: At = None, cta: int | tuple[int, ...] | None = None,
+    cluster: int | Sequence[int] = 1, policy: str = "eager", who: Who = None, at: At = None, cta: Block = None, together: str | None = None,
     pdb: bool = False, observe: Observe | None = None, smem_base: int = 1024, arrays: Iterable[np.ndarray] = (),
     labels: Mapping[int, str] | None = None,
 ) -> Session:  # fmt: skip
@@ -298,6 +333,8 @@ def step(
     at   an operation by name or pattern ("wgmma.wait", "tma.*", "cuda.syncthreads", "barrier" for all that concern barriers): it stops before it
          is executed. A line by its number, by "file.py:120", or by a part of its text: it stops before that line. None: the first line
     cta  the block index, or None for any
+    together  "warp", "warpgroup" or "block": stop once for all of them, when all have come there (or nobody else can run); so that a
+         `fragment`, say, has every lane's registers of the same moment. None: stop for each thread
     pdb  every stop opens pdb, on the terminal or in the notebook's prompt
 
     The other arguments are those of `emu.run`. The threads run as they do there: each until it blocks. Leaving the `with` block gives the run up,
@@ -324,7 +361,7 @@ def step(
         run_on(machine, kernel, grid, block, args, smem=smem, cluster=cluster, smem_base=smem_base, arrays=arrays)
 
     session = Session(kernel, launch, lambda: _SteppedMachine(policy, labels, observe))
-    session.begin(who, at, cta)
+    session.begin(who, at, cta, together)
     session.opens_debugger = pdb
     if pdb and not session.is_over:
         session.pdb()

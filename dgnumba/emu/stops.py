@@ -16,6 +16,7 @@ from .threads import WARP_SIZE, Thread
 from .views import ThreadView
 
 BARRIERS = ("mbarrier.*", "barrier.*", "cuda.sync*", "thread.syncwarp")
+GROUPS = {None: 1, "thread": 1, "warp": WARP_SIZE, "warpgroup": 4 * WARP_SIZE, "block": 1024}
 Who = int | str | Callable[[ThreadView], bool] | None
 At = int | str | None
 
@@ -27,16 +28,20 @@ class Stop:
     is_one: Callable[[Thread, FrameType], bool]
     at_op: Callable[[str], bool] | None = None
     at_line: Callable[[FrameType], bool] | None = None
+    together: int = 1  # threads that stop once, when all of them have come: 32 of a warp, 128 of a warpgroup, or a whole block's
 
     @classmethod
-    def of(cls, who: Who, at: At, block: tuple[int, ...] | int | None, codes: list[CodeType]) -> Stop:
-        """What the arguments `who`, `at` and `cta` of `emu.step` ask for; `codes` is the kernel's own code, the kernel first."""
+    def of(cls, who: Who, at: At, block: tuple[int, ...] | int | None, together: str | None, codes: list[CodeType]) -> Stop:
+        """What the arguments of `emu.step` of these names (and `cta`) ask for; `codes` is the kernel's own code, the kernel first."""
         is_one = _who(who, _block(block), codes)
+        if together not in GROUPS:
+            raise EmulationError(f"together: expected None, 'warp', 'warpgroup' or 'block', got {together!r}")
+        size = GROUPS[together]
         if at is None:
-            return cls(is_one, at_line=lambda frame: True)
+            return cls(is_one, at_line=lambda frame: True, together=size)
         if isinstance(at, str) and _is_operation(at):
-            return cls(is_one, at_op=_op(at))
-        return cls(is_one, at_line=_line(at, codes))
+            return cls(is_one, at_op=_op(at), together=size)
+        return cls(is_one, at_line=_line(at, codes), together=size)
 
 
 def _block(block: tuple[int, ...] | int | None) -> tuple[int, ...] | None:

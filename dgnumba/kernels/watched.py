@@ -14,9 +14,11 @@ START, TIME, END = 1, 2, 3
 
 @device_function
 def begin_records(records, room):  # type: ignore[no-untyped-def]
-    """Begin this warp's records: those of all warps of a one-dimensional grid lie one after another from `records` (u64), `room` (u32) for each."""
-    warps = (u32(cuda.blockDim.x) + 31) // 32
-    warp = u32(cuda.blockIdx.x) * warps + u32(cuda.threadIdx.x) // 32
+    """Begin this warp's records: those of all warps of the grid lie one after another from `records` (u64), `room` (u32) for each."""
+    threads = u32(cuda.blockDim.x) * u32(cuda.blockDim.y) * u32(cuda.blockDim.z)
+    thread = (u32(cuda.threadIdx.z) * u32(cuda.blockDim.y) + u32(cuda.threadIdx.y)) * u32(cuda.blockDim.x) + u32(cuda.threadIdx.x)
+    block = (u32(cuda.blockIdx.z) * u32(cuda.gridDim.y) + u32(cuda.blockIdx.y)) * u32(cuda.gridDim.x) + u32(cuda.blockIdx.x)
+    warp = block * ((threads + 31) // 32) + thread // 32
     clock.begin(records + u64(warp) * (u64(room) * clock.RECORD_BYTES), room)
     clock.record_time(TIME, u32(0))
     clock.record(START, clock.smid())

@@ -6,14 +6,14 @@ which needs matplotlib (``pip install 'dgnumba[notebooks]'``); the data do not. 
 """
 
 from .calls import emulated, trace_gemm
-from .clocks import Watched, watch_gemm
+from .clocks import Watched, watch, watch_gemm
 from .costs import Costs
 from .fragments import FragmentMap, fragment_map
 from .raster import TileRaster, tile_order, tile_raster
 from .record import Recorder, timeline
 from .roofline import Roofline, roofline
 from .shared import BankHeat, SmemTile, bank_heat, smem_tile
-from .timeline import Span, Timeline
+from .timeline import Span, Timeline, beside
 
 __all__ = [
     "BankHeat",
@@ -27,6 +27,7 @@ __all__ = [
     "Timeline",
     "Watched",
     "bank_heat",
+    "beside",
     "emulated",
     "fragment_map",
     "roofline",
@@ -35,5 +36,6 @@ __all__ = [
     "tile_raster",
     "timeline",
     "trace_gemm",
+    "watch",
     "watch_gemm",
 ]

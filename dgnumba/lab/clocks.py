@@ -1,14 +1,17 @@
-"""A product watched from inside: its timeline by the GPU's own clocks, or, in the emulator, the order of the same records."""
+"""A kernel watched from inside: its timeline by the GPU's own clocks, or, in the emulator, the order of the same records."""
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from .. import _numba, api, emu, launching
+from ..arguments import is_on_gpu
 from ..assemble import Cubin, assemble
 from ..device import Device
 from ..driver import LaunchShape
@@ -25,35 +28,37 @@ from .costs import kind_of, stage_of
 from .instrument import FIRST, WATCHED, Instrument
 from .timeline import Span, Timeline
 
+On = Literal["cuda", "emulator"]
 NOMINAL_GHZ = 1.98
 ROOM = 4096
 
 
 @dataclass(frozen=True, eq=False)
 class Watched:
-    """The watched variant of a plan's kernel.
+    """The watched variant of a kernel.
 
     kernel    the kernel, with the records' address and their number per warp as last arguments
-    argtypes  what `_numba.compile_ptx` takes
+    threads   of a block
     labels    offset in shared memory -> what lies there
+    argtypes  of a plan's kernel, what `_numba.compile_ptx` takes
+    smem      of a plan's kernel, bytes of dynamic shared memory
     """
 
-    plan: GemmPlan
     instrument: Instrument
     kernel: Any
-    argtypes: tuple[Any, ...]
     threads: int
-    smem: int
-    cluster: int
-    labels: dict[int, str]
+    labels: Mapping[int, str]
+    argtypes: tuple[Any, ...] = ()
+    smem: int = 0
+    cluster: int = 1
 
     @classmethod
     def of(cls, plan: GemmPlan, watched: tuple[str, ...] = WATCHED) -> Watched:
-        """The variant of `plan`; `watched` are patterns of operations."""
+        """The variant of the kernel of `plan`; `watched` are patterns of operations."""
         made, instrument = kernel_named(plan.kernel).build(plan), Instrument(watched)
         kernel, argtypes = instrument.kernel(made.kernel), (*made.argtypes, u64, u32)
         labels = {r.offset + r.nbytes * i: f"{r.name}[{i}]" for r in made.smem for i in range(r.stages)}
-        return cls(plan, instrument, kernel, argtypes, made.threads, made.smem.launch_bytes, made.cluster, labels)
+        return cls(instrument, kernel, made.threads, labels, argtypes, made.smem.launch_bytes, made.cluster)
 
     @property
     def warps(self) -> int:
@@ -135,7 +140,7 @@ def _starts(records: np.ndarray) -> list[float]:
 
 
 def watch_gemm(
-    a: Any, b: Any, d: Any = None, *, plan: GemmPlan | None = None, on: Literal["cuda", "emulator"] | None = None, blocks: int | None = 1,
+    a: Any, b: Any, d: Any = None, *, plan: GemmPlan | None = None, on: On | None = None, blocks: int | None = 1,
     room: int = ROOM, watched: tuple[str, ...] = WATCHED,
 ) -> Timeline:  # fmt: skip
     """``fp8_gemm_nt(a, b, d)`` by the watched variant of its kernel, and the timeline that this wrote down.
@@ -162,6 +167,45 @@ def watch_gemm(
     seen = Watched.of(choice.plan, watched)
     records, took = _launch(seen, choice, api._lay_out(operands), device, room)
     return seen.timeline(records, blocks, "cycles", f"clocks of {device.name}; the watched kernel took {took:.1f} us")
+
+
+def watch(
+    kernel: Callable[..., Any], grid: int | Sequence[int], block: int | Sequence[int], args: Sequence[Any], *, smem: int = 0,
+    cluster: int | Sequence[int] = 1, labels: Mapping[int, str] | None = None, on: On | None = None, blocks: int | None = 1, room: int = ROOM,
+    watched: tuple[str, ...] = WATCHED,
+) -> Timeline:  # fmt: skip
+    """Launch the watched variant of any kernel (arguments as of `dgnumba.launch`), and give the timeline that it wrote down.
+
+    What is watched are operations of `dgnumba.ptx`, not Numba's own ``cuda.syncthreads`` and arrays. The other arguments are those of `watch_gemm`
+    and, for names of barriers, `emu.run`'s `labels`.
+
+    >>> import numpy as np
+    >>> from dgnumba import lab
+    >>> from dgnumba.ptx import thread
+    >>> def kernel(x):
+    ...     thread.griddepcontrol_wait()
+    ...     x[0] = 1
+    >>> [span.name for span in lab.watch(kernel, 1, 32, (np.zeros(1, np.float32),)).spans]
+    ['thread.griddepcontrol_wait']
+    """
+    on_gpu = [x for x in args if is_on_gpu(x)]
+    where = on or ("cuda" if on_gpu else "emulator")
+    if where not in ("cuda", "emulator") or (where == "cuda") != bool(on_gpu):
+        raise ProblemError(f"on: expected {'cuda' if on_gpu else 'emulator'} for these arguments, or None, got {on!r}")
+    instrument = Instrument(watched)
+    seen = Watched(instrument, instrument.kernel(kernel), _product(block), labels or {})
+    xp = namespace(on_gpu[0]) if on_gpu else np
+    records = xp.zeros((_product(grid), seen.warps, room, RECORD_BYTES // 8), xp.uint64)
+    more = (*args, u64(address(records)), u32(room))
+    if where == "cuda":
+        launching.launch(seen.kernel, grid, block, more, smem=smem, cluster=cluster)
+        return seen.timeline(xp.asnumpy(records), blocks, "cycles", "the GPU's clocks")
+    emu.run(seen.kernel, grid, block, more, smem=smem, cluster=cluster, labels=labels, arrays=(records,))
+    return seen.timeline(records, blocks, "ticks", "the emulator's order")
+
+
+def _product(extents: int | Sequence[int]) -> int:
+    return extents if isinstance(extents, int) else math.prod(extents)
 
 
 def _emulate(seen: Watched, call: Emulated, room: int) -> np.ndarray:
@@ -195,4 +239,4 @@ def _launch(seen: Watched, choice: Any, laid: Any, device: Device, room: int) ->
     return cupy.asnumpy(records), 1e3 * cupy.cuda.get_elapsed_time(begin, end)
 
 
-__all__ = ["Watched", "watch_gemm"]
+__all__ = ["Watched", "watch", "watch_gemm"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ProblemError
-from .figures import axes_of, color_of
+from .figures import axes_of, color_of, new_figure
 
 KINDS = ("load", "mma", "wait", "promote", "store", "barrier", "other")
 """What a span is: a copy by TMA or cp.async, a product of the tensor core, a wait, promotion to float32, the way of D to memory, barriers' other
@@ -128,10 +128,14 @@ class Timeline:
         figure, ax = axes_of(ax, (14, 0.28 * len(self.rows) + 1.6))
         place = {row: i for i, row in enumerate(self.rows)}
         stages = sorted({s.stage for s in self.spans if s.stage >= 0 and s.kind in STAGED})
+        alike: dict[tuple[str, str, int], list[tuple[float, float]]] = {}
         for s in self.spans:
-            color = color_of(stages.index(s.stage)) if s.kind in STAGED and s.stage >= 0 else NEUTRAL[s.kind]
-            alpha, hatch = (0.25 if s.kind == "wait" else 1.0), ("////" if s.kind == "promote" else None)
-            ax.barh(place[s.row], s.length, left=s.start, height=0.8, color=color, alpha=alpha, hatch=hatch, edgecolor="white", linewidth=0)
+            alike.setdefault((s.row, s.kind, s.stage if s.kind in STAGED else -1), []).append((s.start, s.length))
+        for (row, kind, stage), extents in alike.items():
+            color = color_of(stages.index(stage)) if stage >= 0 else NEUTRAL[kind]
+            alpha, hatch = (0.25 if kind == "wait" else 1.0), ("////" if kind == "promote" else None)
+            ax.broken_barh(extents, (place[row] - 0.4, 0.8), facecolor=color, alpha=alpha, hatch=hatch, edgecolor="white", linewidth=0)
+        for s in self.spans:
             if s.length > self.length / 30 and s.kind != "wait":
                 ax.text(s.start + s.length / 2, place[s.row], s.kind, ha="center", va="center", fontsize=6, color="white", clip_on=True)
         ax.set_yticks(range(len(self.rows)), self.rows, fontsize=7)
@@ -140,8 +144,21 @@ class Timeline:
         handles = [_patch(color_of(i), f"stage {stage}") for i, stage in enumerate(stages)]
         handles += [_patch(NEUTRAL[k], k) for k in KINDS if any(s.kind == k and (s.stage < 0 or k not in STAGED) for s in self.spans)]
         if handles:
+            for old in figure.legends:
+                old.remove()
             figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 10), fontsize=7, frameon=False)
         return figure
+
+
+def beside(*timelines: Timeline) -> Any:
+    """Timelines one above another with the rows that all of them have, as of the emulator and of a GPU; each has its own axis of time. A Figure."""
+    common = [row for row in timelines[0].rows if all(row in t.rows for t in timelines)]
+    if not common:
+        raise ProblemError("beside: expected timelines with rows in common, got none: " + "; ".join(", ".join(t.rows) for t in timelines))
+    figure = new_figure((14, len(timelines) * (0.28 * len(common) + 1.6)))
+    for ax, timeline in zip(figure.subplots(len(timelines), 1, squeeze=False).ravel(), timelines):
+        timeline.only(common).draw(ax)
+    return figure
 
 
 STAGED = ("load", "mma", "wait", "promote")

@@ -8,9 +8,11 @@ import pytest
 from emu import numba_examples
 from emu import pipeline_kernel as pipeline
 from numba import cuda
+from ptx import mma_kernel
 
 from dgnumba import emu
 from dgnumba.errors import DeadlockError, EmulationError, UninitializedError
+from dgnumba.layouts import lanes
 from dgnumba.layouts.descriptors import TensorMap
 
 
@@ -127,6 +129,7 @@ def test_blocks_are_chosen_by_their_index() -> None:
         ({"at": "other.py:3"}, "the kernel has code in test_stepping.py, none in other.py"),
         ({"at": "mbarrier.wait"}, "nothing came to who=None, at='mbarrier.wait'"),
         ({"who": 64}, "nothing came to who=64"),
+        ({"together": "grid"}, "together: expected None, 'warp', 'warpgroup' or 'block', got 'grid'"),
     ],
 )
 def test_a_stop_that_cannot_be_says_why(words, message) -> None:
@@ -175,6 +178,38 @@ def test_the_tracing_of_the_caller_is_left_as_it_was() -> None:
         sys.settrace(before)
     assert inside is tracer
     assert "reverse" not in seen
+
+
+def test_those_who_stop_together_stop_once_when_all_have_come() -> None:
+    _, state = step_reverse(at="tile[i] = twice", together="warp")
+    with state:
+        seen = []
+        while not state.is_over:
+            warp = state.thread().warp
+            seen.append((warp, sorted(t.line - FIRST for t in state.threads if t.warp == warp)))
+            state.run()
+    assert seen == [(0, [3] * 32), (1, [3] * 32)]
+
+
+def test_a_block_stops_together_at_an_operation() -> None:
+    x, state = step_reverse(at="cuda.syncthreads", together="block")
+    with state:
+        assert {t.op for t in state.threads} == {"cuda.syncthreads"}
+        state.run()
+        assert state.is_over
+    np.testing.assert_array_equal(EXPECTED, x)
+
+
+def test_together_does_not_wait_for_threads_that_cannot_come() -> None:
+    def halves(x):
+        if cuda.threadIdx.x < 16:
+            x[cuda.threadIdx.x] = 1
+        cuda.syncthreads()
+
+    with emu.step(halves, 1, 64, (np.zeros(16, np.float32),), at="= 1", together="block") as state:
+        assert sum(t.line == halves.__code__.co_firstlineno + 2 for t in state.threads) == 16
+        assert state.thread(40).state == "syncthreads [48 of 64 threads there]"
+        assert state.run().is_over
 
 
 # The pipeline of TMA, mbarriers and wgmma
@@ -269,6 +304,10 @@ def test_numbas_own_matrix_product_is_stepped_unchanged() -> None:
     with emu.step(numba_examples.fast_matmul, (2, 2), (16, 16), (a, b, c), who=17, at="cuda.syncthreads") as state:
         assert (state.thread().locals["tx"], state.thread().locals["ty"]) == (1, 1)
         state.run()
+        np.testing.assert_array_equal(a[:16, :16], state.array("sA"))
+        np.testing.assert_array_equal(a, state.array("A"))
+        with pytest.raises(EmulationError, match="array: expected one of A, B, C, sA, sB, got 'tmp'"):
+            state.array("tmp")
         partial = sum(a[1, j] * b[j, 1] for j in range(16))
         assert state.thread().locals["tmp"] == partial
         state.finish()
@@ -281,3 +320,18 @@ def test_numbas_own_reduction_is_stepped_unchanged() -> None:
         assert state.thread().locals["s"] == 1
         state.finish()
     assert data[0] == 64 * 63 // 2
+
+
+def test_a_users_mma_kernel_is_stepped_unchanged() -> None:
+    rng = np.random.default_rng(3)
+    a, b, c = mma_kernel.operands(rng, "bfloat16")
+    d = np.zeros((16, 8), np.float32)
+    arguments = (mma_kernel.codes(a, "bfloat16"), mma_kernel.codes(b, "bfloat16"), c.astype(np.float32), d)
+    with emu.step(mma_kernel.make("bfloat16"), 1, 32, arguments, smem=1024, who=5, at="mma.*") as state:
+        held = state.thread().locals["frag_a"]
+        row = (int(held[0]) & 0xFFFF) << 16  # lane 5 holds row 1, columns 2 and 3
+        assert np.uint32(row).view(np.float32) == a[1, 2]
+        state.run(at="d[row, col], d[row, col + 1]", together="warp")
+        np.testing.assert_array_equal(a @ b.T + c, state.fragment("acc", lanes.mma_accumulator()))
+        state.finish()
+    np.testing.assert_array_equal(a @ b.T + c, d)

@@ -3,13 +3,16 @@
 import numpy as np
 import pytest
 from lab.test_timeline import call
+from numba import cuda
 
 import dgnumba
-from dgnumba import _numba, lab
+from dgnumba import _numba, lab, launching
 from dgnumba.assemble import find_ptxas
 from dgnumba.errors import ProblemError
+from dgnumba.integers import u32, u64
 from dgnumba.kernels.watched import END, START, TIME
 from dgnumba.lab.instrument import FIRST, Instrument
+from dgnumba.ptx import barrier, thread
 
 needs_ptxas = pytest.mark.skipif(not _numba.HAVE_NUMBA_CUDA or find_ptxas() is None, reason="needs numba-cuda and ptxas")
 
@@ -92,7 +95,42 @@ def test_the_variant_compiles_without_a_spill_and_with_its_products_in_flight(pl
     assert "C75" not in cubin.log
 
 
+def user_kernel(x):
+    i = cuda.threadIdx.y * 8 + cuda.threadIdx.x
+    thread.griddepcontrol_wait()
+    x[cuda.blockIdx.y, i] = i
+    barrier.sync(u32(1), u32(64))
+
+
+def test_any_kernel_can_be_watched_in_any_grid():
+    x = np.zeros((2, 64), np.int32)
+    timeline = lab.watch(user_kernel, (1, 2), (8, 8), (x,), blocks=None)
+    assert timeline.rows == ("block 0 warp 0", "block 0 warp 1", "block 1 warp 0", "block 1 warp 1")
+    assert [s.name for s in timeline.of("block 1 warp 1")] == ["thread.griddepcontrol_wait", "barrier.sync"]
+    np.testing.assert_array_equal([list(range(64))] * 2, x)
+
+
+@needs_ptxas
+def test_a_watched_kernel_of_a_user_compiles_and_is_known_to_the_cache():
+    kernel = Instrument().kernel(user_kernel)
+    argtypes = tuple(_numba.argtype(v) for v in (np.zeros((2, 64), np.int32), u64, u32))
+    cubin = launching.compiled(kernel, lambda: (kernel, argtypes), threads=64, argtypes=argtypes)
+    assert cubin.spill_stores == 0
+
+
+def test_timelines_are_drawn_beside_one_another(watched):
+    pytest.importorskip("matplotlib")
+    a, b, _, timeline = watched
+    figure = lab.beside(timeline, lab.trace_gemm(a, b, np.zeros((128, 64), np.float32), blocks=1))
+    first, second = figure.axes
+    assert [t.get_text() for t in first.get_yticklabels()] == [t.get_text() for t in second.get_yticklabels()] == list(timeline.rows)
+    with pytest.raises(ProblemError, match="expected timelines with rows in common"):
+        lab.beside(timeline, lab.Timeline((lab.Span("block 9 TMA", 0, 1, "load", "x"),)))
+
+
 def test_arrays_and_place_must_fit():
+    with pytest.raises(ProblemError, match="on: expected emulator for these arguments, or None, got 'cuda'"):
+        lab.watch(user_kernel, (1, 2), (8, 8), (np.zeros((2, 64), np.int32),), on="cuda")
     with pytest.raises(ProblemError, match="on: 'cuda' needs arrays on a GPU"):
         lab.watch_gemm(*call(), on="cuda")
 

@@ -237,6 +237,7 @@ FILES = """## The other files
 | `tune_h200.json` | the time of each plan tried for each shape, to which the cost model is fitted (`bench/fit_cost.py`) |
 | `correctness_h200.json` | random problems on the GPU against the oracle, and what compute-sanitizer said |
 | `tensor_core_h200.json` | the emulator's tensor core against the hardware's, bit by bit (`bench/probe_tensor_core.py`) |
+| `emulator.json` | how fast the emulator steps the FP8 kernel on a CPU (`bench/bench_emulator.py`) |
 | `compile_full.json` | registers, spills and shared memory of every plan, without a GPU (`tests/kernels/full_report.py`) |
 """
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from .helpers import DeviceFunction, device_function
-from .site import site as _site
+from .site import is_lowering
 
 HAVE_NUMBA_CUDA = find_spec("numba_cuda") is not None
 
@@ -24,11 +24,6 @@ def register_operation(operation: Any) -> None:
         from . import operations
 
         operations.register(operation)
-
-
-def is_lowering() -> bool:
-    """Whether an operation called now is to be emitted, because the compiler is lowering one that is made of it."""
-    return _site() is not None
 
 
 def emit(operation: Any, args: tuple[Any, ...]) -> Any:

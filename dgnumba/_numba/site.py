@@ -7,13 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_state = threading.local()
+
+class _State(threading.local):
+    site: tuple[Any, Any] | None = None
+
+
+_state = _State()
 
 
 @contextmanager
 def lowering(context: Any, builder: Any) -> Iterator[None]:
     """While this is open, calling a `dgnumba.ptx` operation emits it at the place of `builder`, an LLVM `IRBuilder`."""
-    outer = getattr(_state, "site", None)
+    outer = _state.site
     _state.site = (context, builder)
     try:
         yield
@@ -23,4 +28,9 @@ def lowering(context: Any, builder: Any) -> Iterator[None]:
 
 def site() -> tuple[Any, Any] | None:
     """(context, builder) of the lowering in progress in this thread, or None outside one."""
-    return getattr(_state, "site", None)
+    return _state.site
+
+
+def is_lowering() -> bool:
+    """Whether an operation called now is to be emitted, because the compiler is lowering one that is made of it."""
+    return _state.site is not None

@@ -14,7 +14,7 @@ from .record import Recorder
 from .timeline import Timeline
 
 
-def emulated(a: Any, b: Any, d: Any = None, *, plan: GemmPlan | None = None) -> Emulated:
+def emulated(a: Any, b: Any, d: Any = None, *, plan: GemmPlan | str | None = None) -> Emulated:
     """``fp8_gemm_nt(a, b, d)`` for arrays in host memory, made ready for `emu.run`, `emu.step` and the pictures.
 
     Arguments as of `fp8_gemm_nt`, and checked as there. Raises `ProblemError` for arrays on a GPU, and where there is nothing to multiply.
@@ -40,7 +40,7 @@ def trace_gemm(
     b: Any,
     d: Any = None,
     *,
-    plan: GemmPlan | None = None,
+    plan: GemmPlan | str | None = None,
     policy: str = "eager",
     costs: Costs | None = None,
     blocks: int | None = None,

@@ -140,7 +140,7 @@ def _starts(records: np.ndarray) -> list[float]:
 
 
 def watch_gemm(
-    a: Any, b: Any, d: Any = None, *, plan: GemmPlan | None = None, on: On | None = None, blocks: int | None = 1,
+    a: Any, b: Any, d: Any = None, *, plan: GemmPlan | str | None = None, on: On | None = None, blocks: int | None = 1,
     room: int = ROOM, watched: tuple[str, ...] = WATCHED,
 ) -> Timeline:  # fmt: skip
     """``fp8_gemm_nt(a, b, d)`` by the watched variant of its kernel, and the timeline that this wrote down.

@@ -224,9 +224,9 @@ class Session:
         return self.to_op("barrier")
 
     def to_tile(self, variable: str = "tile") -> Session:
-        """To the line of the same thread at which its `variable` has another value: its next tile."""
-        before = self.thread().locals.get(variable)
-        return self.until(lambda t: variable in t.locals and bool(t.locals[variable] != before))
+        """To the line of the same thread at which its `variable`, or that of a function around, has another value: its next tile."""
+        before = self.thread().variable(variable)
+        return self.until(lambda t: (now := t.variable(variable)) is not None and bool(now != before))
 
     def until(self, condition: Callable[[ThreadView], bool]) -> Session:
         """To the first line of the same thread at which `condition` holds."""
@@ -289,7 +289,7 @@ class Session:
 
     def array(self, name: str) -> np.ndarray:
         """A copy of the array that the stopped thread calls `name`: shared (``cuda.shared.array``), local or global."""
-        found = next((f.f_locals[name] for f in reversed(self.thread().frames) if name in f.f_locals), None)
+        found = self.thread().variable(name)
         if not isinstance(found, CheckedArray):
             arrays = sorted({n for f in self.thread().frames for n, v in f.f_locals.items() if isinstance(v, CheckedArray)})
             raise EmulationError(f"array: expected one of {', '.join(arrays) or '(none here)'}, got {name!r}")

@@ -51,6 +51,10 @@ class ThreadView:
         frame = self.frame
         return {} if frame is None else {name: value for name, value in frame.f_locals.items() if name not in frame.f_code.co_freevars}
 
+    def variable(self, name: str) -> Any:
+        """The variable of this name in the innermost function that has one, or None."""
+        return next((f.f_locals[name] for f in reversed(self.frames) if name in f.f_locals), None)
+
     @property
     def function(self) -> str:
         """The function that it is in: ``consumer``."""

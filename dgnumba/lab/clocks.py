@@ -78,7 +78,9 @@ class Watched:
         spans: list[Span] = []
         for block, warp in np.ndindex(*chosen.shape[:2]):
             spans += self._spans(chosen[block, warp], f"block {block} warp {warp}", offsets[block], base)
-        return Timeline(tuple(spans), unit, source)
+        full = int(np.count_nonzero(chosen[:, :, -1, 1]))
+        cut = f"; {full} warps had room for the first {chosen.shape[2]} records only" if full else ""
+        return Timeline(tuple(spans), unit, source + cut)
 
     def _base(self, records: np.ndarray) -> int:
         """Where the kernel's shared memory begins: the multiple of 1024 from which all barriers that it waited at have labels."""

@@ -107,11 +107,21 @@ def test_until_and_to_tile_wait_for_a_variable() -> None:
         assert state.until(lambda t: False).is_over
 
 
+def test_the_next_tile_is_found_from_within_a_function_that_has_none() -> None:
+    with emu.step(persistent, 1, 32, (np.zeros(8, np.float32),), who=0, at="x[tile] = 1") as state:
+        assert (state.thread().function, state.thread().variable("tile")) == ("mark", 0)
+        assert state.to_tile().thread().variable("tile") == 2
+
+
+def mark(x, tile):
+    x[tile] = 1
+
+
 def persistent(x):
     tile = 0
     while tile < 8:
         if cuda.threadIdx.x == 0:
-            x[tile] = 1
+            mark(x, tile)
         tile += 2
 
 
@@ -289,6 +299,14 @@ def test_to_barrier_stops_at_what_concerns_barriers() -> None:
     with state:
         ops = [state.to_barrier().thread().op for _ in range(3)]
     assert ops == ["mbarrier.wait", "mbarrier.arrive_expect_tx", "mbarrier.wait"]
+
+
+def test_the_next_tile_is_found_from_within_a_role() -> None:
+    _, _, _, state = step_pipeline(who="consume", at="wgmma.commit")
+    with state:
+        assert (state.thread().variable("tile"), state.thread().variable("no such")) == (0, None)
+        state.to_tile()
+        assert (state.thread().locals["tile"], int(state.thread().locals["count"])) == (1, pipeline.K_BLOCKS)
 
 
 def test_a_deadlock_is_reported_from_the_stop_before_it() -> None:

@@ -56,6 +56,7 @@ def test_records_beyond_the_room_are_lost_and_touch_nothing():
     d = np.zeros((128, 64), np.float32)
     timeline = lab.watch_gemm(a, b, d, room=16)
     assert 0 < len(timeline.of("block 0 warp 0")) <= 7
+    assert timeline.source == "the emulator's order; 5 warps had room for the first 16 records only"
     np.testing.assert_array_equal(dgnumba.fp8_gemm_nt(a, b, np.zeros_like(d), on="emulator"), d)
 
 

@@ -76,7 +76,11 @@ RULES: tuple[Rule, ...] = (
     ),
     (
         "accumulators of all groups of a record in the registers",
-        lambda plan, _: accumulators(plan) + plan.block_m // 2 <= {64: 128, 128: 128, 256: 64}[plan.block_n],
+        lambda plan, _: accumulators(plan) + plan.block_m // 2 <= (128 if plan.block_n < 256 else 64 if plan.records == 1 else 40),
+    ),
+    (
+        "one record a stage for float zero points beside 256 rows",
+        lambda plan, _: plan.block_n < 256 or plan.records == 1 or plan.zeros != "float",
     ),
     ("whole stages, got {problem.records} records along K", lambda plan, problem: problem.records % plan.records == 0),
     (

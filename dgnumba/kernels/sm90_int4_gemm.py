@@ -52,7 +52,7 @@ def build(plan: Int4Plan) -> Built:
     stage_product = stage_for(plan)
     finish = finish_for(plan)
     store_tile = store_tile_for(finish)
-    zeros, bits_of = (fragment.zero_u32, convert.forget) if plan.is_whole else (fragment.zero, fragment.bits)
+    zeros, bits_of = (fragment.zero_s32, convert.forget) if plan.is_whole else (fragment.zero, fragment.bits)
 
     @device_function
     def work(m, tiles, records):  # type: ignore[no-untyped-def]

@@ -41,6 +41,19 @@ def zero_u32(count: Imm) -> Registers(lambda sizes: sizes["count"]):
     return (u32(0),) * count
 
 
+@unrolled(emulate=lambda count: Held(np.zeros(count, np.uint32)))
+def zero_s32(count: Imm) -> Registers(lambda sizes: sizes["count"]):
+    """zero_s32 - `count` int32 accumulators of wgmma, 0 each.
+
+    PTX:       mov.b32
+    Scope:     thread
+    Args:      count  constant
+    Returns:   u32 registers
+    Emulates:  exactly; as accumulators, which a wgmma may use after a fence only
+    """
+    return (u32(0),) * count
+
+
 @unrolled(emulate=lambda count: Held(np.full(count, np.nan, np.float32)))
 def undefined(count: Imm) -> Fragment(lambda sizes: sizes["count"]):
     """undefined - `count` registers that hold nothing yet: for a wgmma that overwrites them. No instruction.

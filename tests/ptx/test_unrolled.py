@@ -5,6 +5,7 @@ import pytest
 from numba import cuda
 
 from dgnumba import emu
+from dgnumba.arithmetic import fma32
 from dgnumba.dtypes import DTYPES
 from dgnumba.emu import Fragment as Held
 from dgnumba.integers import u32
@@ -135,3 +136,43 @@ def test_rows_of_the_warp_epilogue_stay_inside(block_n, m, n, rng):
     expected = np.full((64, 200), -7, bfloat16)
     expected[:m, : min(n, block_n)] = tile[:m, : min(n, block_n)].astype(bfloat16)
     assert_bits_equal(out, expected)
+
+
+def test_promote_both_and_s32(rng):
+    """Scales of columns and rows, and sums of integers: the twin, the body, and the formula on each register's place."""
+    for registers in (4, 24, 64):
+        total, columns, rows = (rng.standard_normal(n).astype(np.float32) for n in (registers, registers // 2, 2))
+        acc = rng.standard_normal(registers).astype(np.float32)
+        twin, body = both(fragment.promote_both, total, acc, columns, tuple(rows))
+        assert_bits_equal(twin, body)
+        place = np.arange(registers)
+        expected = fma32(columns[place // 4 * 2 + place % 2] * rows[place % 4 // 2], acc, total)
+        assert_bits_equal(twin, expected)
+        sums = rng.integers(-(2**31), 2**31, registers).astype(np.int32)
+        twin, body = both(fragment.promote_s32, total, sums.view(np.uint32), tuple(rows))
+        assert_bits_equal(twin, body)
+        assert_bits_equal(twin, fma32(rows[place % 4 // 2], sums.astype(np.float32), total))
+
+
+def test_the_bits_of_a_fragment(rng):
+    values = random_registers(rng, 16)
+    found = []
+
+    def kernel():
+        for function in (fragment.bits, fragment.bits.operation.body):
+            found.append([int(x) for x in function(Held(values))])
+
+    emu.run(kernel, 1, 1, ())
+    assert found == [values.view(np.uint32).tolist()] * 2
+
+
+def test_accumulators_that_begin_with_nothing_or_zero():
+    found = []
+
+    def kernel():
+        found.append([np.isnan(x) for x in fragment.undefined(8)])
+        found.append([int(x) for x in fragment.undefined_s32(4)])
+        found.append([int(x) for x in fragment.zero_s32(4)])
+
+    emu.run(kernel, 1, 1, ())
+    assert found == [[True] * 8, [1 << 31] * 4, [0] * 4]

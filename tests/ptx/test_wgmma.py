@@ -97,3 +97,72 @@ SPOIL = {  # what is left out, and what the emulator calls it
 def test_a_missing_step_is_reported(line, policy, rng):
     with pytest.raises(SPOIL[line]):
         emulate(8, [("float8_e4m3fn", "float8_e4m3fn", "shared")], policy, rng, leave_out=line)
+
+
+SIXTEEN = ("bfloat16", "float16")
+
+
+def narrow_kernel(n, dtype, is_integer):
+    """A kernel `(tmap_b, registers, out)`: one product with A in registers, of 16-bit floats or int8."""
+    from numba import cuda
+
+    from dgnumba.integers import u32, u64
+    from dgnumba.layouts.descriptors import SmemDescriptor, low_word
+    from dgnumba.ptx import barrier, fragment, mbarrier, memory, tma, wgmma
+
+    operand = SmemDescriptor(swizzle=128)
+    mma = wgmma.mma_rs_s8_for(b=operand) if is_integer else wgmma.mma_rs_for(dtype, dtype, b=operand)
+    wait = wgmma.wait_s32 if is_integer else wgmma.wait
+    fresh = fragment.undefined_s32 if is_integer else fragment.undefined
+    bits_of = wait if is_integer else fragment.bits
+    COUNT, BYTES = n // 2, n * 128
+
+    def kernel(tmap_b, registers, out):
+        smem = (memory.shared_address(cuda.shared.array(0, np.uint8)) + 1023) // 1024 * 1024
+        tid = u32(cuda.threadIdx.x)
+        if tid == 0:
+            mbarrier.init(smem + BYTES, 1)
+            barrier.fence_mbarrier_init()
+        cuda.syncthreads()
+        if tid == 0:
+            mbarrier.arrive_expect_tx(smem + BYTES, BYTES)
+            tma.load_2d(smem, tmap_b, smem + BYTES, u32(0), u32(0))
+        frag = memory.load_global_v4_if(True, memory.global_address(registers) + u64(tid) * 16)
+        mbarrier.wait(smem + BYTES, 0)
+        desc = low_word(smem)
+        acc = fresh(COUNT)
+        wgmma.fence()
+        acc = mma(acc, frag, desc, 0)
+        acc = mma(acc, frag, desc, 1)
+        wgmma.commit()
+        acc = wait(acc, 0)
+        bits = acc
+        if not is_integer:
+            bits = bits_of(acc)
+        row = memory.global_address(out) + u64(tid) * (4 * COUNT)
+        for i in range(4):
+            memory.store_global_u32_if(True, row + 4 * u64(i), bits[i])
+
+    return kernel
+
+
+@pytest.mark.parametrize("dtype", [*SIXTEEN, "int8"])
+def test_other_types_with_a_in_registers(dtype, policy, rng):
+    """Twice A @ B.T, exact: small integers in 16 bits, any in int8, whose sums are integers."""
+    from dgnumba.layouts import lanes
+
+    n, size, is_integer = 8, DTYPES[dtype].itemsize, dtype == "int8"
+    columns = 32 // size
+    low, high = (-128, 128) if is_integer else (-8, 9)
+    a, b = (rng.integers(low, high, (rows, 128 // size)) for rows in (64, n))
+    kind = np.int8 if is_integer else DTYPES[dtype].numpy
+    tile = a[:, :columns].astype(kind)
+    held = lanes.wgmma_a_fp8().gather(tile.view(np.uint8)) if is_integer else lanes.wgmma_a_bits16().gather(tile)
+    registers = np.ascontiguousarray(held).view(np.uint32)
+    b_codes = np.ascontiguousarray(b.astype(kind)).view(np.uint8)
+    out = np.zeros((128, n // 2), np.uint32)
+    emu.run(narrow_kernel(n, dtype, is_integer), 1, 128, (TensorMap.of(b_codes, (128, n), swizzle=128), registers, out),
+            smem=1024 + n * 128 + 8, policy=policy)  # fmt: skip
+    found = tile_of(out if is_integer else out.view(np.float32), n)
+    expected = 2 * a[:, :columns].astype(np.int64) @ b[:, :columns].astype(np.int64).T
+    assert (found.view(np.int32) == expected if is_integer else found == expected).all()

@@ -152,6 +152,24 @@ def torch_int4(q: Any, m: int, n: int, k: int, group: int) -> tuple[Callable[[],
     return (lambda: torch._weight_int4pack_mm(x, packed, group, scales)), ("tinygemm",)
 
 
+def humming(m: int, n: int, k: int, group: int) -> tuple[Callable[[], Any], tuple[str, ...]] | None:
+    """humming-kernels' W4A16, where it can be imported and made to run; measured only."""
+    try:
+        from humming.layer import HummingLayer
+
+        config = {"dtype": "int4", "group_size": group}
+        layer = HummingLayer(shape_n=n, shape_k=k, weight_config=config, torch_dtype=torch.bfloat16).cuda()
+        layer.load_from_unquantized(torch.randn((n, k), dtype=torch.bfloat16, device="cuda"))
+        layer.transform()
+        x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+        layer(x)
+        torch.cuda.synchronize()
+    except Exception as error:  # a rival that does not run is none
+        print(f"humming: {type(error).__name__}: {str(error).splitlines()[:1]}")
+        return None
+    return (lambda: layer(x)), ("humming",)
+
+
 def rivals(q: Any, m: int, n: int, k: int, group: int) -> dict[str, tuple[Callable[[], Any], tuple[str, ...]]]:
     """What else multiplies these extents."""
     x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
@@ -160,6 +178,8 @@ def rivals(q: Any, m: int, n: int, k: int, group: int) -> dict[str, tuple[Callab
     a, b = dgnumba.per_token_cast_to_fp8(cupy.asarray(x.float())), dgnumba.per_block_cast_to_fp8(cupy.asarray(y.float()))
     d = cupy.empty((m, n), cupy.uint16)
     out["our_fp8"] = (lambda: dgnumba.fp8_gemm_nt(a, b, d), ("fp8_gemm",))
+    if (found := humming(m, n, k, group)) is not None:
+        out["humming"] = found
     if m <= 64 and (found := torch_int4(q, m, n, k, group)) is not None:
         out["torch_int4"] = found
     return out

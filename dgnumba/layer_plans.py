@@ -1,0 +1,164 @@
+"""All plans that a layer needs, whatever the number of tokens: what `warmup` compiles, and a choice held to a few. Pure, no GPU.
+
+A layer is N, K and the types; M comes with each call, and is in no kernel. `chosen` says which plans the calls from one token to `TOKENS` of
+them take; `family` picks as few as one likes, and what that costs by the model of `cost`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .cost import CONSTANTS, Constants, price, work_of
+from .device import Device
+from .errors import ProblemError, UnsupportedError
+from .kernels import KERNELS, GemmPlan, KernelSpec
+from .problem import GemmProblem
+
+TOKENS = 16384
+"""Most rows of A that count; beyond them plans are those of that many."""
+
+_GRID = np.array([*range(1, 128), *range(128, TOKENS + 1, 64)])
+"""Numbers of tokens at which kernels are asked what they offer: which tiles there are changes at few, and by multiples of eight."""
+
+_CHUNK = 512
+_SLACK = 1.1
+"""A plan that is dearer than the best by this factor, wherever the grid looks nearby, is not priced between."""
+
+_EMPHASIS = 8
+"""Exponent of the mean over tokens that a family has least of: a great loss at few numbers of tokens counts for more than a small one at many."""
+
+
+class Offers(NamedTuple):
+    """What the kernels offer a layer.
+
+    plans    in the order in which they are preferred
+    kernels  slices of `plans`, a kernel's each
+    offered  [plans, _GRID]  whether a plan is a candidate there
+    us       [plans, _GRID]  what it should cost, wherever
+    """
+
+    plans: tuple[GemmPlan, ...]
+    kernels: tuple[slice, ...]
+    offered: Any
+    us: Any
+
+
+@lru_cache(maxsize=64)
+def _offers(layer: GemmProblem, device: Device) -> Offers:
+    refusals: dict[str, str] = {}
+    plans: list[GemmPlan] = []
+    kernels: list[slice] = []
+    rows: list[Any] = []
+    for kernel in KERNELS:
+        found: dict[GemmPlan, Any] = {}
+        for i, m in enumerate(_GRID.tolist()):
+            problem = replace(layer, m=m)
+            reason = kernel.supports(problem, device)
+            if reason is not None:
+                refusals[kernel.NAME] = reason
+                continue
+            for plan in kernel.candidates(problem, device):
+                found.setdefault(plan, np.zeros(len(_GRID), bool))[i] = True
+        if found:
+            kernels.append(slice(len(plans), len(plans) + len(found)))
+            plans += found
+            rows += found.values()
+    if not plans:
+        raise UnsupportedError(f"no kernel takes {layer} on {device.name}", refusals)
+    us = np.concatenate([_times(plans[part], _GRID, layer, device) for part in kernels])
+    return Offers(tuple(plans), tuple(kernels), np.array(rows), us)
+
+
+def _times(plans: Sequence[GemmPlan], ms: Any, layer: GemmProblem, device: Device) -> Any:
+    """Microseconds [plans, ms] of plans of one kernel."""
+    work = work_of(plans, ms[:, None], layer.n, layer.k, layer.d_dtype.itemsize, device)
+    total = price(work, CONSTANTS.get(plans[0].kernel, Constants()))[0]
+    return np.broadcast_to(total, (len(ms), len(plans))).T
+
+
+def chosen(layer: GemmProblem, device: Device) -> dict[GemmPlan, int]:
+    """Every plan that `plan.choose` takes for a layer and 1 to `TOKENS` rows of A (`layer.m` says nothing) -> the least M that takes it.
+
+    Raises `UnsupportedError` where no kernel takes the layer.
+    """
+    offers = _offers(layer, device)
+    grid_us = np.where(offers.offered, offers.us, np.inf)
+    is_near = grid_us <= grid_us.min(0) * _SLACK
+    out: dict[GemmPlan, int] = {}
+    for first in range(1, TOKENS + 1, _CHUNK):
+        ms = np.arange(first, min(first + _CHUNK, TOKENS + 1))
+        column = np.searchsorted(_GRID, ms)
+        nearby = is_near[:, max(0, column[0] - 1) : column[-1] + 2].any(1)
+        best, who = np.full(len(ms), np.inf), np.zeros(len(ms), int)
+        for part in offers.kernels:
+            indices = np.flatnonzero(nearby[part]) + part.start
+            if len(indices):
+                us = _times([offers.plans[i] for i in indices], ms, layer, device)
+                us = np.where(offers.offered[np.ix_(indices, column)], us, np.inf)
+                row = us.argmin(0)
+                least = us[row, np.arange(len(ms))]
+                best, who = np.where(least < best, least, best), np.where(least < best, indices[row], who)
+        indices, at = np.unique(who, return_index=True)
+        for index, where in zip(indices.tolist(), at.tolist()):
+            out.setdefault(offers.plans[index], int(ms[where]))
+    return dict(sorted(out.items(), key=lambda entry: entry[1]))
+
+
+@lru_cache(maxsize=64)
+def family(layer: GemmProblem, device: Device, most: int) -> tuple[tuple[GemmPlan, int | None], ...]:
+    """At most `most` plans that between them take any number of tokens, and the largest M that each is for (None: any).
+
+    Of all such families one of little loss: the mean of (time / that of the best plan) ** 8 over M, each octave of tokens alike, which no
+    exchange of one plan lowers. A plan is also offered for fewer tokens than it was made for.
+
+    Raises:
+        ProblemError: no `most` plans take all. UnsupportedError: no kernel takes the layer.
+    """
+    offers = _offers(layer, device)
+    last = len(_GRID) - 1 - offers.offered[:, ::-1].argmax(1)
+    is_open = last == len(_GRID) - 1
+    us = np.where(np.arange(len(_GRID)) <= last[:, None], offers.us, np.inf)
+    loss = (us / us.min(0)) ** _EMPHASIS
+    octaves = np.diff(np.log(np.concatenate([[0.5], _GRID])))
+    picked = _exchanged(np.minimum(loss, 1e30), octaves, most)
+    if not np.isfinite(us[picked].min(0)).all():
+        raise ProblemError(f"most: expected as many plans as take 1 to {TOKENS} tokens, got {most}")
+    return tuple((offers.plans[i], None if is_open[i] else int(_GRID[last[i]])) for i in sorted(picked))
+
+
+def _exchanged(loss: Any, weights: Any, most: int) -> list[int]:
+    """Rows of `loss` whose least, summed with `weights`, is small: one after another the best, then exchanged while that helps."""
+    picked: list[int] = []
+    least = np.full(loss.shape[1], 1e30)
+    for _ in range(min(most, len(loss))):
+        picked.append(int((np.minimum(loss, least) @ weights).argmin()))
+        least = np.minimum(least, loss[picked[-1]])
+    improves = True
+    while improves:
+        improves = False
+        for i in range(len(picked)):
+            others = loss[picked[:i] + picked[i + 1 :]].min(0, initial=1e30)
+            sums = np.minimum(loss, others) @ weights
+            better = int(sums.argmin())
+            if sums[better] < sums[picked[i]] * (1 - 1e-9):
+                picked[i], improves = better, True
+    return sorted(set(picked))
+
+
+def members(problem: GemmProblem, device: Device, most: int) -> list[tuple[KernelSpec, list[GemmPlan]]]:
+    """Each kernel's plans of a layer's family that take a problem."""
+    found = family(replace(problem, m=TOKENS), device, most)
+    out = []
+    for kernel in KERNELS:
+        plans = [plan for plan, largest in found if plan.kernel == kernel.NAME and (largest is None or problem.m <= largest)]
+        if plans and kernel.supports(problem, device) is None:
+            out.append((kernel, plans))
+    return out
+
+
+__all__ = ["TOKENS", "chosen", "family", "members"]

@@ -40,12 +40,14 @@ _HOME = {
     "per_token_cast_to_fp8": "casts",
     "prepare_int4_weights": "quant",
     "quantize": "casts",
+    "set_plans_per_layer": "policy",
     "tensor_map": "launching",
     "transform_k_grouped_sf_into_required_layout": "layouts",
     "transform_sf_into_required_layout": "layouts",
     "u32": "integers",
     "u64": "integers",
     "unpack_ue8m0_from_int": "layouts",
+    "warmup": "ahead",
 }
 """Public name -> the room that defines it."""
 
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
     from . import ptx as ptx
     from . import quant as quant
     from . import testing as testing
+    from .ahead import warmup as warmup
     from .api import Explanation as Explanation
     from .api import explain as explain
     from .api import fp8_gemm_nt as fp8_gemm_nt
@@ -86,6 +89,7 @@ if TYPE_CHECKING:
     from .layouts import transform_k_grouped_sf_into_required_layout as transform_k_grouped_sf_into_required_layout
     from .layouts import transform_sf_into_required_layout as transform_sf_into_required_layout
     from .layouts import unpack_ue8m0_from_int as unpack_ue8m0_from_int
+    from .policy import set_plans_per_layer as set_plans_per_layer
     from .quant import Int4Weights as Int4Weights
     from .quant import QTensor as QTensor
     from .quant import cast_back_from_fp4 as cast_back_from_fp4

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from . import launching, scale_moves
+from . import launching, policy, scale_moves
 from . import plan as planning
 from .device import Device
 from .dtypes import DTYPES
@@ -17,7 +18,7 @@ from .layouts.operands import LaidOut, lay_out
 from .plan import Choice
 from .prepared import built as built_kernel
 from .prepared import prepared, quick, remember
-from .problem import Operands, check_fp8_gemm_nt, settle
+from .problem import GemmProblem, Operands, check_fp8_gemm_nt, settle
 from .xp import address, device_of, empty, namespace
 
 if TYPE_CHECKING:
@@ -97,12 +98,14 @@ def _where(on: On | None, operands: Operands) -> On:
     return on or ("host" if is_host else "cuda")
 
 
-def _choose(operands: Operands, plan: GemmPlan | str | None, device: Device) -> Choice:
+def _choose(
+    operands: Operands, plan: GemmPlan | str | None, device: Device, choose: Callable[[GemmProblem, Device], Choice] = policy.choose
+) -> Choice:
     # with an addend the product is made in float32 and rounded once, with it
     problem = replace(operands.problem, d_dtype=F32, with_c=False) if operands.c is not None else operands.problem
     if isinstance(plan, str):
         return planning.named(plan, problem, device)
-    return planning.choose(problem, device) if plan is None else planning.validate(plan, problem, device)
+    return choose(problem, device) if plan is None else planning.validate(plan, problem, device)
 
 
 def _with_float_scales(operands: Operands, stream: Any = None) -> tuple[Operands, list[str]]:
@@ -213,7 +216,7 @@ def emulated(operands: Operands, plan: GemmPlan | str | None = None) -> Emulated
     from .emulated import SMS, Emulated
 
     device = replace(Device.current(), num_sms=SMS)
-    return Emulated.of(_choose(operands, plan, device), _lay_out(operands), device)
+    return Emulated.of(_choose(operands, plan, device, planning.choose), _lay_out(operands), device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,7 +234,6 @@ class Explanation:
         p, plan, est = self.operands.problem, self.choice.plan, self.choice.estimate
         tiles = self.choice.kernel.count_tiles(plan, p)
         slots = self.device.num_sms // plan.cluster * plan.cluster
-        others = "; ".join(f"{q.name} {e.total:.1f} us" for q, e in self.choice.runners_up) or "none"
         lines = [
             f"operands   a {p.a_dtype} [{p.m}, {p.k}], {_scales(p.gran_a)}; b {p.b_dtype} [{p.n}, {p.k}], {_scales(p.gran_b)}; "
             f"d {p.d_dtype} [{p.m}, {p.n}]",
@@ -242,11 +244,18 @@ class Explanation:
             f"why        {tiles} tiles on {slots} of {self.device.num_sms} multiprocessors ({self.device.name}): {-(-tiles // slots)} waves; "
             f"{est.total:.1f} us expected, bound by {est.bound} (tensor {est.tensor:.1f}, loads {est.load:.1f}, L2 {est.l2:.1f}, "
             f"memory {est.memory:.1f}, epilogues {est.epilogue:.1f}, launch {est.launch:.1f})",
-            f"           cheapest of {self.choice.considered} plans; next: {others}",
+            "           " + self._against(),
             "smem       " + str(self.built.smem).replace("\n", "\n           "),
             f"registers  {self.resources}",
         ]  # fmt: skip
         return "\n".join(lines)
+
+    def _against(self) -> str:
+        row = self.choice.measured
+        if row is not None:
+            return f"fastest of {self.choice.considered} plans that were measured here: {row.us:.1f} us ({row.method})"
+        others = "; ".join(f"{q.name} {e.total:.1f} us" for q, e in self.choice.runners_up) or "none"
+        return f"cheapest of {self.choice.considered} plans; next: {others}"
 
 
 def _scales(granularity: tuple[int, int] | None) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from . import cache
 from .errors import ProblemError
-from .store import Store, is_key
+from .store import is_key
 
 _FOLDER = "dgnumba-kernels/"
 _BROKEN = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, struct.error, KeyError, TypeError)
@@ -37,7 +37,7 @@ def export(path: str | os.PathLike[str]) -> int:
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with open(handle, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as tar:
-            for key, entry in _store().entries():
+            for key, entry in cache.required_store().entries():
                 if _is_whole(key, entry):
                     member = tarfile.TarInfo(_FOLDER + key)
                     member.size = len(entry)
@@ -61,7 +61,7 @@ def load(path: str | os.PathLike[str]) -> tuple[int, int]:
     """
     with open(path, "rb") as file:
         entries = dict(_read(file, path))
-    store = _store()
+    store = cache.required_store()
     known = store.sizes().keys() & entries.keys()
     written: list[str] = []
     try:
@@ -96,13 +96,6 @@ def _is_whole(key: str, entry: bytes) -> bool:
         return is_key(key) and cache.unpack(key, entry) is not None
     except _BROKEN:
         return False
-
-
-def _store() -> Store:
-    store = cache.shared().store()
-    if store is None:
-        raise ProblemError(f"cache: {cache.directory() or 'no directory'} cannot be used; set DGNUMBA_CACHE_DIR")
-    return store
 
 
 __all__ = ["export", "load"]

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from .assemble import Cubin, assembler
+from .errors import ProblemError
 from .fingerprint import fingerprint
 from .store import Store
 
@@ -239,6 +240,16 @@ def shared() -> KernelCache:
     folder = directory()
     found = _shared.get(folder)
     return found if found is not None else _shared.setdefault(folder, KernelCache(folder))
+
+
+def required_store() -> Store:
+    """The store on disk, for whoever can do nothing without. Raises `ProblemError` where there is none to be had."""
+    store = shared().store()
+    if store is None:
+        raise ProblemError(
+            f"cache: {directory() or 'no directory'} cannot be used; set DGNUMBA_CACHE_DIR to a directory that can be written"
+        )
+    return store
 
 
 def info() -> dict[str, Any]:

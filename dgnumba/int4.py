@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from . import launching
-from .api import EMULATED_SMS, On
+from .api import On
 from .device import Device
 from .dtypes import DType
+from .emulated import SMS
 from .errors import ProblemError
 from .int4_operands import ARRAYS, Int4LaidOut, Int4Operands, check_int4_gemm_nt, lay_out
 from .int4_plan import Int4Choice, choose_int4, validate_int4
@@ -126,7 +127,7 @@ def _emulate(operands: Int4Operands, plan: Int4Plan | None, policy: str) -> None
     from . import emu
 
     # planned for few multiprocessors: that gives the largest tiles, hence the fewest threads to step
-    device = replace(Device.current(), num_sms=EMULATED_SMS)
+    device = replace(Device.current(), num_sms=SMS)
     choice = _choose(operands.problem, plan, device)
     laid = lay_out(operands)
     made = built(choice)

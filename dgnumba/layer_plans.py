@@ -22,11 +22,11 @@ from .problem import GemmProblem
 TOKENS = 16384
 """Most rows of A that count; beyond them plans are those of that many."""
 
-_GRID = np.array([*range(1, 128), *range(128, TOKENS + 1, 64)])
-"""Numbers of tokens at which kernels are asked what they offer: which tiles there are changes at few, and by multiples of eight."""
+_GRID = np.array([*range(1, 128), *(m + more for m in range(128, TOKENS, 64) for more in (0, 1)), TOKENS])
+"""Numbers of tokens at which kernels are asked what they offer: it changes at few of them, and what it costs most behind a multiple of 64."""
 
 _CHUNK = 512
-_SLACK = 1.1
+_SLACK = 1.15
 """A plan that is dearer than the best by this factor, wherever the grid looks nearby, is not priced between."""
 
 _EMPHASIS = 8
@@ -123,7 +123,8 @@ def family(layer: GemmProblem, device: Device, most: int) -> tuple[tuple[GemmPla
     last = len(_GRID) - 1 - offers.offered[:, ::-1].argmax(1)
     is_open = last == len(_GRID) - 1
     us = np.where(np.arange(len(_GRID)) <= last[:, None], offers.us, np.inf)
-    loss = (us / us.min(0)) ** _EMPHASIS
+    best = us.min(0)
+    loss = (us / np.where(np.isfinite(best), best, 1)) ** _EMPHASIS
     octaves = np.diff(np.log(np.concatenate([[0.5], _GRID])))
     picked = _exchanged(np.minimum(loss, 1e30), octaves, most)
     if not np.isfinite(us[picked].min(0)).all():

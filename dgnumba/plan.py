@@ -1,11 +1,13 @@
 """From a problem and a device to a plan: pure, so that it runs, and is tested, where no GPU is.
 
 Every kernel of `KERNELS` says whether it takes the problem and which plans fit the device; `cost` prices each; the cheapest wins,
-the first of equals. A refusal carries each kernel's reason.
+the first of equals. A plan that was measured (`measured.Table`) goes before. A refusal carries each kernel's reason.
 """
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -14,18 +16,21 @@ from .device import Device
 from .errors import PlanError, UnsupportedError
 from .kernels import KERNELS, GemmPlan, KernelSpec
 from .kernels.spec import choices_named
+from .layer_plans import members
+from .measured import Measured, Table
 from .problem import GemmProblem
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A plan, and why: its estimate, and the plans that came next."""
+    """A plan, and why: its estimate, and the plans that came next; or that it was measured."""
 
     plan: GemmPlan
     kernel: KernelSpec
     estimate: Estimate
     considered: int
     runners_up: tuple[tuple[GemmPlan, Estimate], ...]
+    measured: Measured | None = None
 
 
 def kernel_named(name: str) -> KernelSpec:
@@ -37,24 +42,41 @@ def kernel_named(name: str) -> KernelSpec:
 
 
 @lru_cache(maxsize=4096)
-def choose(problem: GemmProblem, device: Device) -> Choice:
+def choose(problem: GemmProblem, device: Device, table: Table | None = None, most: int | None = None) -> Choice:
     """The plan for a problem on a device.
+
+    Args:
+        problem, device: what is to be multiplied where.
+        table: measured plans; one for this problem on a GPU of this name is taken.
+        most: of how many plans to choose for all numbers of tokens (`layer_plans.family`); None: of all that fit.
 
     Raises:
         UnsupportedError: no kernel takes the problem there; lists each one's reason.
         PlanError: a kernel takes it, but no plan of it fits.
     """
-    refusals: dict[str, str] = {}
-    priced = []
-    for kernel in KERNELS:
-        reason = kernel.supports(problem, device)
-        if reason is not None:
-            refusals[kernel.NAME] = reason
-            continue
-        plans = kernel.candidates(problem, device)
-        priced += [(price, plan, kernel) for price, plan in zip(estimates(plans, problem, device), plans)]
-    if refusals and not priced and len(refusals) == len(KERNELS):
+    row = table.get(problem, device) if table is not None else None
+    if row is not None:
+        try:
+            checked = validate(row.plan, problem, device)
+            return Choice(checked.plan, checked.kernel, checked.estimate, 1 + len(row.others), (), row)
+        except PlanError as error:
+            why = "; ".join(error.reasons.values()) or str(error)
+            warnings.warn(
+                f"the plan measured for {problem} is not taken, but planned anew: {row.plan.name} {why}", RuntimeWarning, stacklevel=2
+            )
+    priced = ranked(problem, device, most)
+    best, plan, kernel = priced[0]
+    return Choice(plan, kernel, best, len(priced), tuple((p, e) for e, p, _ in priced[1:4]))
+
+
+def ranked(problem: GemmProblem, device: Device, most: int | None = None) -> list[tuple[Estimate, GemmPlan, KernelSpec]]:
+    """Every plan that `choose` chooses from, the cheapest first; arguments and errors as its own."""
+    refusals = {kernel.NAME: reason for kernel in KERNELS if (reason := kernel.supports(problem, device)) is not None}
+    if len(refusals) == len(KERNELS):
         raise UnsupportedError(f"no kernel takes {problem} on {device.name}", refusals)
+    priced = []
+    for kernel, plans in _offered(problem, device, refusals, most):
+        priced += [(price, plan, kernel) for price, plan in zip(estimates(plans, problem, device), plans)]
     if not priced:
         cut = {
             kernel.NAME: f"no tile fits {device.smem_per_block} bytes of shared memory a block"
@@ -63,8 +85,15 @@ def choose(problem: GemmProblem, device: Device) -> Choice:
         }
         raise PlanError(f"no plan fits {problem} on {device.name}", refusals | cut)
     priced.sort(key=lambda entry: entry[0].total)
-    best, plan, kernel = priced[0]
-    return Choice(plan, kernel, best, len(priced), tuple((p, e) for e, p, _ in priced[1:4]))
+    return priced
+
+
+def _offered(
+    problem: GemmProblem, device: Device, refusals: dict[str, str], most: int | None
+) -> Iterable[tuple[KernelSpec, list[GemmPlan]]]:
+    if most is not None:
+        return members(problem, device, most)
+    return [(kernel, kernel.candidates(problem, device)) for kernel in KERNELS if kernel.NAME not in refusals]
 
 
 def named(name: str, problem: GemmProblem, device: Device) -> Choice:
@@ -110,4 +139,4 @@ def _misfit(plan: GemmPlan, problem: GemmProblem, kernel: KernelSpec, device: De
     return None if plan.band >= 1 else f"needs a band of 1 or more, got {plan.band}"
 
 
-__all__ = ["Choice", "Estimate", "choose", "estimate", "kernel_named", "named", "validate"]
+__all__ = ["Choice", "Estimate", "choose", "estimate", "kernel_named", "named", "ranked", "validate"]

@@ -160,6 +160,11 @@ def remember(arrays: tuple[Any, ...], launch: PreparedLaunch, laid: LaidOut) -> 
     _quick[form(*arrays)] = QuickCall(launch, laid)
 
 
+def forget_choices() -> None:
+    """Choose anew for calls of every form: what decides the choice has changed."""
+    _quick.clear()
+
+
 def _forget() -> None:
     """In a forked child nothing that was loaded is there."""
     _prepared.clear()

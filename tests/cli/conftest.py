@@ -2,7 +2,7 @@
 
 import pytest
 
-from dgnumba.cli import main
+from dgnumba.cli import gpu, main
 
 
 @pytest.fixture
@@ -16,3 +16,8 @@ def run(capsys):
         return stopped.value.code or 0, out, err
 
     return call
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(gpu, "missing", lambda: "none is here")

@@ -13,11 +13,6 @@ from dgnumba.cli import COMMANDS, bench, gpu, info
 from dgnumba.errors import CompileError, PlanError
 
 
-@pytest.fixture
-def no_gpu(monkeypatch):
-    monkeypatch.setattr(gpu, "missing", lambda: "none is here")
-
-
 def test_the_demo_is_right_and_says_what_it_did(run, no_gpu):
     code, out, err = run("demo")
     assert (code, err) == (0, "")

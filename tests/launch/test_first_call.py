@@ -29,11 +29,10 @@ def of_packages(modules, *packages):
     return [m for m in modules if any(m == p or m.startswith((p + ".", p + "_")) for p in packages)]
 
 
-@pytest.mark.parametrize("extents", [(3, 256, 384), (200, 256, 512, "row-major")], ids=["decode", "dense, scales to turn"])
-def test_with_a_filled_cache_no_compiler_is_imported(tmp_path, extents):
+def test_with_a_filled_cache_no_compiler_is_imported(tmp_path):
     """The kernel is found under the key that the process which compiled it wrote, launched alike, and no compiler is loaded for that."""
-    empty, filled = first_call(tmp_path, *extents), first_call(tmp_path, *extents)
+    empty, filled = first_call(tmp_path, 3, 256, 384), first_call(tmp_path, 3, 256, 384)
     assert of_packages(empty["modules"], "numba.cuda", "llvmlite", "dgnumba.ptx")
     assert of_packages(filled["modules"], "numba", "llvmlite", "cuda.core", "dgnumba.ptx", "dgnumba.emu", "dgnumba.quant") == []
     assert filled["launches"] == empty["launches"]
-    assert filled["code"] == empty["code"] == [b"\x7fELF".hex()] * (2 if "row-major" in extents else 1)
+    assert filled["code"] == empty["code"] == [b"\x7fELF".hex()]

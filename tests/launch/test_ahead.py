@@ -1,0 +1,140 @@
+"""`dgnumba.warmup`: after it no call of these shapes compiles, in any process; without a GPU too."""
+
+import ctypes
+import dataclasses
+
+import pytest
+from cases import H200, swapped
+from launch.test_first_call import first_call, of_packages
+
+import dgnumba
+from dgnumba import _numba, ahead, cache, layer_plans, policy
+from dgnumba.assemble import Cubin, find_ptxas
+from dgnumba.errors import CompileError, ProblemError, UnsupportedError
+from dgnumba.kernels.smxx_layout_rules import LayoutPlan
+from dgnumba.plan import choose
+from dgnumba.problem import GemmProblem
+
+needs_compiler = pytest.mark.skipif(not _numba.HAVE_NUMBA_CUDA or find_ptxas() is None, reason="needs numba-cuda and ptxas")
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    """A cache of its own, nothing measured, no limit of plans."""
+    monkeypatch.setenv("DGNUMBA_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "_shared", {})
+    monkeypatch.setattr(policy, "_most", [None])
+    policy.forget()
+    yield tmp_path / "cache"
+    policy.forget()
+
+
+@pytest.fixture
+def uncompiled(monkeypatch, folder):
+    """What would be compiled is put into the cache as it is; the list of it."""
+    done = []
+
+    def compiled(plans, arch, jobs):
+        for plan in plans:
+            done.append(plan)
+            key = cache.key_of(plan, (), arch=arch, threads=ahead._rules(plan).threads(plan))
+            cache.shared().get(key, lambda: Cubin(b"\x7fELF", "k"))
+            yield []
+
+    monkeypatch.setattr(ahead, "_compiled", compiled)
+    return done
+
+
+@needs_compiler
+def test_after_a_warm_up_no_call_imports_the_compiler(folder):
+    """A product, and the move of its row-major scales: compiled by processes of their own, found by a third."""
+    steps = []
+    shape = {"shapes": [(200, 256, 512)], "d_dtype": "float32", "device": "h200"}
+    warmed = dgnumba.warmup(**shape, jobs=2, progress=lambda done, total: steps.append((done, total)))
+    assert (warmed.compiled, len(warmed.kernels), len(warmed.moves)) == (2, 1, 1)
+    assert steps == [(n, 2) for n in range(3)]
+    called = first_call(folder, 200, 256, 512, "row-major")
+    assert len(called["launches"]) == 2
+    assert of_packages(called["modules"], "numba", "llvmlite", "cuda.core", "dgnumba.ptx") == []
+    again = dgnumba.warmup(**shape)
+    assert again.compiled == 0 and str(again) == "2 kernels for NVIDIA H200: 0 compiled, 2 were in the cache"
+
+
+def test_what_does_not_compile_is_told_of(folder, monkeypatch):
+    monkeypatch.setattr(ahead, "_compiled", lambda plans, arch, jobs: ([f"{plans[0].name}: ptxas says no"] if i else [] for i in range(2)))
+    with pytest.raises(CompileError, match="1 of 2 kernels did not compile\n8x64x128 s2 registers: ptxas says no"):
+        ahead.compile_all([swapped(8, 64), swapped(8, 64, 3)], "sm_90a", 2)
+
+
+def test_a_process_gives_back_what_was_wrong(folder, monkeypatch):
+    def refuse(*args, **options):
+        raise CompileError("ptxas refused the kernel", "line 7")
+
+    monkeypatch.setattr(ahead.launching, "compiled", refuse)
+    assert ahead._compile(swapped(8, 64), "sm_90a") == ["8x64x128 s2 registers: ptxas refused the kernel\nline 7"]
+
+
+def test_a_layer_gets_all_kernels_of_any_number_of_tokens(uncompiled):
+    warmed = dgnumba.warmup([(7168, 2048), (16, 7168, 2048)], device="h200")
+    layer = GemmProblem(layer_plans.TOKENS, 7168, 2048)
+    assert set(warmed.kernels) == set(layer_plans.chosen(layer, H200))
+    assert warmed.kernels[choose(GemmProblem(16, 7168, 2048), H200).plan] == ((7168, 2048), (16, 7168, 2048))
+    assert warmed.moves == (LayoutPlan("turn", True, True),)
+    assert uncompiled == [*warmed.kernels, *warmed.moves] and warmed.compiled == len(uncompiled)
+
+
+def test_a_layer_held_to_five_gets_five(uncompiled):
+    policy.set_plans_per_layer(5)
+    warmed = dgnumba.warmup([(576, 7168)], device="h200")
+    assert set(warmed.kernels) == {plan for plan, _ in layer_plans.family(GemmProblem(layer_plans.TOKENS, 576, 7168), H200, 5)}
+
+
+def test_measured_plans_are_compiled_too(uncompiled):
+    from test_policy import ROW
+
+    policy.save([ROW])
+    gpu = dataclasses.replace(H200, index=0)
+    assert ROW.plan in dgnumba.warmup([(ROW.problem.n, ROW.problem.k)], device=gpu).kernels
+    assert set(dgnumba.warmup([(ROW.problem.m, ROW.problem.n, ROW.problem.k)], device=gpu).kernels) == {ROW.plan}
+    assert ROW.plan not in dgnumba.warmup([(ROW.problem.m, ROW.problem.n, ROW.problem.k)], device="h200").kernels
+
+
+def test_without_a_gpu_it_says_for_which_one_it_compiled(uncompiled, monkeypatch):
+    monkeypatch.setattr(ahead.Device, "current", classmethod(lambda cls: H200))
+    assert str(dgnumba.warmup([(16, 256, 512)])).startswith("2 kernels for NVIDIA H200, since no GPU is here: 2 compiled")
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 2, 3, 4), (0, 128), (128, -1), (1.5, 128), ("128", 128)], ids=str)
+def test_a_shape_that_is_none_is_refused(uncompiled, shape):
+    with pytest.raises(ProblemError, match=r"shapes: expected \(n, k\) of a layer, or \(m, n, k\), of positive integers, got"):
+        dgnumba.warmup([shape])
+    assert uncompiled == []
+
+
+def test_what_cannot_be_done_is_refused(uncompiled, monkeypatch, tmp_path):
+    with pytest.raises(UnsupportedError, match="no kernel takes"):
+        dgnumba.warmup([(256, 512)], a_dtype="float16", device="h200")
+    with pytest.raises(ProblemError, match="jobs: expected 1 or more, got 0"):
+        dgnumba.warmup([(16, 256, 512)], jobs=0)
+    monkeypatch.setattr(cache, "_sources", lambda: None)
+    with pytest.raises(ProblemError, match="sources were changed after it was imported"):
+        dgnumba.warmup([(16, 256, 512)])
+
+
+def test_a_cache_that_keeps_nothing_is_refused(uncompiled, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DGNUMBA_CACHE_DIR", str(tmp_path / "file" / "below"))
+    with pytest.warns(RuntimeWarning), pytest.raises(ProblemError, match="cache: .* cannot be used; set DGNUMBA_CACHE_DIR"):
+        dgnumba.warmup([(16, 256, 512)])
+
+
+def test_kernels_that_were_compiled_and_lost_are_told_of(folder, monkeypatch):
+    monkeypatch.setattr(ahead, "_compiled", lambda plans, arch, jobs: ([] for _ in plans))
+    with pytest.raises(ProblemError, match="cache: 2 kernels were compiled, and could not be kept in"):
+        dgnumba.warmup([(16, 256, 512)])
+
+
+def test_a_process_that_dies_is_told_of(folder, monkeypatch):
+    monkeypatch.setattr(ahead, "_compile", ctypes.string_at)  # which reads what is at its first argument
+    with pytest.raises(CompileError, match="a process that compiles has died: a script that is run needs the guard"):
+        list(ahead._compiled([1], 8, 1))

@@ -44,6 +44,7 @@ _HOME = {
     "tensor_map": "launching",
     "transform_k_grouped_sf_into_required_layout": "layouts",
     "transform_sf_into_required_layout": "layouts",
+    "tune": "tuning",
     "u32": "integers",
     "u64": "integers",
     "unpack_ue8m0_from_int": "layouts",
@@ -101,6 +102,7 @@ if TYPE_CHECKING:
     from .quant import prepare_int4_weights as prepare_int4_weights
     from .scale_moves import get_mn_major_tma_aligned_packed_ue8m0_tensor as get_mn_major_tma_aligned_packed_ue8m0_tensor
     from .scale_moves import get_mn_major_tma_aligned_tensor as get_mn_major_tma_aligned_tensor
+    from .tuning import tune as tune
 
 
 def __getattr__(name: str) -> Any:

@@ -158,8 +158,14 @@ def _rules(plan: Any) -> Any:
     return planning.kernel_named(plan.kernel) if isinstance(plan, GemmPlan) else smxx_layout_rules
 
 
+def _bounds(plan: Any) -> dict[str, Any]:
+    """What a kernel is compiled for beside its plan, as calls ask for it."""
+    rules = _rules(plan)
+    return {"threads": rules.threads(plan), "min_ctas": 1 if isinstance(plan, GemmPlan) else rules.min_ctas(plan)}
+
+
 def _is_there(plan: Any, arch: str, store: Store) -> bool:
-    key = cache.key_of(plan, (), arch=arch, threads=_rules(plan).threads(plan))
+    key = cache.key_of(plan, (), arch=arch, **_bounds(plan))
     if key is None:
         raise ProblemError("cache: this package's sources were changed after it was imported: start anew")
     entry = store.get(key)
@@ -175,7 +181,7 @@ def _compile(plan: Any, arch: str) -> list[str]:
         return made.kernel, made.argtypes
 
     try:
-        launching.compiled(plan, build, arch=arch, threads=rules.threads(plan))
+        launching.compiled(plan, build, arch=arch, **_bounds(plan))
     except DGNumbaError as error:
         return [f"{getattr(plan, 'name', plan)}: {error}"]
     return []

@@ -60,7 +60,7 @@ def namespace(x: Any) -> ModuleType:
     Raises:
         UnsupportedError: `x` is on a GPU, and CuPy cannot be imported.
     """
-    return _cupy() if is_device_array(x) else np
+    return cupy_for() if is_device_array(x) else np
 
 
 def view_bytes(x: Any) -> Any:
@@ -178,7 +178,7 @@ def as_array(x: Any, argument: str = "x") -> ArrayView:
 
 
 def _from_interface(x: Any, argument: str) -> ArrayView:
-    cupy = _cupy(argument)
+    cupy = cupy_for(argument)
     interface = getattr(x, "__cuda_array_interface__", None)
     if interface is None:
         array = cupy.from_dlpack(x)
@@ -244,7 +244,7 @@ def _cupy_view(
     argument: str,
 ) -> Any:
     """A CuPy array over memory of `owner`, which it keeps alive; it waits for no stream."""
-    cupy = _cupy(argument)
+    cupy = cupy_for(argument)
     if strides is None or 0 in shape:
         strides, extent = None, math.prod(shape) * dtype.itemsize
     else:
@@ -253,7 +253,8 @@ def _cupy_view(
     return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
 
 
-def _cupy(argument: str = "array") -> ModuleType:
+def cupy_for(argument: str = "array") -> ModuleType:
+    """CuPy, for an argument that is on a GPU. Raises `UnsupportedError` where it cannot be imported."""
     try:
         import cupy
     except ImportError as error:
@@ -275,7 +276,7 @@ def _cupy_type(dtype: DType | None, itemsize: int) -> np.dtype[Any]:
 def _cupy_holds(dtype: DType) -> bool:
     """Whether this CuPy has a dtype that NumPy knows only through ml_dtypes."""
     try:
-        _cupy().empty(0, dtype.numpy)
+        cupy_for().empty(0, dtype.numpy)
     except (TypeError, ValueError, NotImplementedError):
         return False
     # NOTE: CuPy 14 makes empty arrays of structured and unknown types that no operation takes;

@@ -22,7 +22,7 @@ def warmup(
         int | None, typer.Option(min=1, help="kernels of a layer at most: with DGNUMBA_PLANS_PER_LAYER set to this, calls keep to them")
     ] = None,
 ) -> None:
-    """Compile the kernels of these shapes into the cache, in parallel; needs no GPU."""
+    """Compile the kernels of these shapes ahead; needs no GPU."""
     import dgnumba
 
     extents = [parse(shape) for shape in shapes]

@@ -161,7 +161,7 @@ def test_plans_take_turns_each_with_l2_emptied_before(monkeypatch):
     assert len({tuple(said[2::4]) for said in rounds}) > 1, "in another order each round"
 
 
-def test_the_heat_map_has_a_row_a_tile_and_a_column_a_number_of_stages(compiled, tmp_path):
+def test_the_plot_has_a_row_a_tile_and_a_column_a_number_of_stages(compiled, tmp_path):
     pytest.importorskip("matplotlib")
     found = tuning.tune([(300, 512, 1024), (16, 512, 1024)], candidates=8, device=GPU, timer=slower_by_the_model)
     for row in found:

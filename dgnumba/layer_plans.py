@@ -25,6 +25,9 @@ TOKENS = 16384
 _GRID = np.array([*range(1, 128), *(m + more for m in range(128, TOKENS, 64) for more in (0, 1)), TOKENS])
 """Numbers of tokens at which kernels are asked what they offer: it changes at few of them, and what it costs most behind a multiple of 64."""
 
+_FEW = np.array(sorted({*(round(2 ** (i / 4)) for i in range(57)), *range(8, 129, 8)}))
+"""Numbers of tokens at which families are compared: four an octave, and what tiles of few tokens are made for."""
+
 _CHUNK = 512
 _SLACK = 1.15
 """A plan that is dearer than the best by this factor, wherever the grid looks nearby, is not priced between."""
@@ -36,42 +39,43 @@ _EMPHASIS = 8
 class Offers(NamedTuple):
     """What the kernels offer a layer.
 
+    grid     numbers of tokens, rising
     plans    in the order in which they are preferred
     kernels  slices of `plans`, a kernel's each
-    offered  [plans, _GRID]  whether a plan is a candidate there
-    us       [plans, _GRID]  what it should cost, wherever
+    offered  [plans, grid]  whether a plan is a candidate there
+    us       [plans, grid]  what it should cost, wherever
     """
 
+    grid: Any
     plans: tuple[GemmPlan, ...]
     kernels: tuple[slice, ...]
     offered: Any
     us: Any
 
 
-@lru_cache(maxsize=64)
-def _offers(layer: GemmProblem, device: Device) -> Offers:
+def _offers(layer: GemmProblem, device: Device, grid: Any) -> Offers:
     refusals: dict[str, str] = {}
     plans: list[GemmPlan] = []
     kernels: list[slice] = []
     rows: list[Any] = []
     for kernel in KERNELS:
         found: dict[GemmPlan, Any] = {}
-        for i, m in enumerate(_GRID.tolist()):
+        for i, m in enumerate(grid.tolist()):
             problem = replace(layer, m=m)
             reason = kernel.supports(problem, device)
             if reason is not None:
                 refusals[kernel.NAME] = reason
                 continue
             for plan in kernel.candidates(problem, device):
-                found.setdefault(plan, np.zeros(len(_GRID), bool))[i] = True
+                found.setdefault(plan, np.zeros(len(grid), bool))[i] = True
         if found:
             kernels.append(slice(len(plans), len(plans) + len(found)))
             plans += found
             rows += found.values()
     if not plans:
         raise UnsupportedError(f"no kernel takes {layer} on {device.name}", refusals)
-    us = np.concatenate([_times(plans[part], _GRID, layer, device) for part in kernels])
-    return Offers(tuple(plans), tuple(kernels), np.array(rows), us)
+    us = np.concatenate([_times(plans[part], grid, layer, device) for part in kernels])
+    return Offers(grid, tuple(plans), tuple(kernels), np.array(rows), us)
 
 
 def _times(plans: Sequence[GemmPlan], ms: Any, layer: GemmProblem, device: Device) -> Any:
@@ -86,7 +90,7 @@ def chosen(layer: GemmProblem, device: Device) -> dict[GemmPlan, int]:
 
     Raises `UnsupportedError` where no kernel takes the layer.
     """
-    offers = _offers(layer, device)
+    offers = _offers(layer, device, _GRID)
     grid_us = np.where(offers.offered, offers.us, np.inf)
     is_near = grid_us <= grid_us.min(0) * _SLACK
     out: dict[GemmPlan, int] = {}
@@ -119,17 +123,17 @@ def family(layer: GemmProblem, device: Device, most: int) -> tuple[tuple[GemmPla
     Raises:
         ProblemError: no `most` plans take all. UnsupportedError: no kernel takes the layer.
     """
-    offers = _offers(layer, device)
-    last = len(_GRID) - 1 - offers.offered[:, ::-1].argmax(1)
-    is_open = last == len(_GRID) - 1
-    us = np.where(np.arange(len(_GRID)) <= last[:, None], offers.us, np.inf)
+    offers = _offers(layer, device, _FEW)
+    grid, end = offers.grid, len(offers.grid) - 1
+    last = end - offers.offered[:, ::-1].argmax(1)
+    us = np.where(np.arange(end + 1) <= last[:, None], offers.us, np.inf)
     best = us.min(0)
     loss = (us / np.where(np.isfinite(best), best, 1)) ** _EMPHASIS
-    octaves = np.diff(np.log(np.concatenate([[0.5], _GRID])))
+    octaves = np.diff(np.log(np.concatenate([[0.5], grid])))
     picked = _exchanged(np.minimum(loss, 1e30), octaves, most)
     if not np.isfinite(us[picked].min(0)).all():
         raise ProblemError(f"most: expected as many plans as take 1 to {TOKENS} tokens, got {most}")
-    return tuple((offers.plans[i], None if is_open[i] else int(_GRID[last[i]])) for i in sorted(picked))
+    return tuple((offers.plans[i], None if last[i] == end else int(grid[last[i]])) for i in sorted(picked))
 
 
 def _exchanged(loss: Any, weights: Any, most: int) -> list[int]:

@@ -95,13 +95,13 @@ def test_more_kernels_cost_less():
 
 def test_a_family_that_cannot_take_all_is_refused():
     assert len(family(LAYERS["7168x2048"], H200, 1)) == 1
-    offers = layer_plans._offers(LAYERS["7168x2048"], H200)
-    only_small = offers._replace(offered=offers.offered & (layer_plans._GRID <= 64))
+    offers = layer_plans._offers(LAYERS["7168x2048"], H200, layer_plans._FEW)
+    only_small = offers._replace(offered=offers.offered & (offers.grid <= 64))
     with (
         pytest.MonkeyPatch.context() as patch,
         pytest.raises(ProblemError, match="most: expected as many plans as take 1 to 16384 tokens, got 3"),
     ):
-        patch.setattr(layer_plans, "_offers", lambda layer, device: only_small)
+        patch.setattr(layer_plans, "_offers", lambda *arguments: only_small)
         family.__wrapped__(LAYERS["7168x2048"], H200, 3)
 
 

@@ -39,7 +39,8 @@ class Measured:
         p = self.problem
         return {
             "gpu": self.gpu, "dgnumba": self.version, "m": p.m, "n": p.n, "k": p.k, "a_dtype": p.a_dtype.name, "b_dtype": p.b_dtype.name,
-            "d_dtype": p.d_dtype.name, "gran_a": list(p.gran_a), "gran_b": list(p.gran_b), "plan": asdict(self.plan), "us": self.us,
+            "d_dtype": p.d_dtype.name, "gran_a": p.gran_a and list(p.gran_a), "gran_b": p.gran_b and list(p.gran_b),
+            "plan": asdict(self.plan), "us": self.us,
             "others": [[asdict(plan), us] for plan, us in self.others], "method": self.method,
         }  # fmt: skip
 
@@ -48,11 +49,18 @@ class Measured:
         """The row of what `to_json` made. Raises `ProblemError` for anything else."""
         try:
             names = ("m", "n", "k", "a_dtype", "b_dtype", "d_dtype")
-            problem = GemmProblem(**{name: row[name] for name in names}, gran_a=tuple(row["gran_a"]), gran_b=tuple(row["gran_b"]))
+            problem = GemmProblem(**{name: row[name] for name in names}, gran_a=_pair(row["gran_a"]), gran_b=_pair(row["gran_b"]))
             others = tuple((_plan(plan), float(us)) for plan, us in row["others"])
             return cls(str(row["gpu"]), problem, _plan(row["plan"]), float(row["us"]), others, str(row["method"]), str(row["dgnumba"]))
         except (KeyError, TypeError, ValueError) as error:
             raise ProblemError(f"row: expected one that `dgnumba tune` wrote, got {row} ({type(error).__name__}: {error})") from error
+
+
+def _pair(granularity: list[int] | None) -> tuple[int, int] | None:
+    if granularity is None:
+        return None
+    rows, columns = granularity
+    return rows, columns
 
 
 def _plan(row: Mapping[str, Any]) -> GemmPlan:

@@ -30,9 +30,10 @@ def operands(monkeypatch):
     held = (a.data.view(np.uint8), a.scale, b.data.view(np.uint8), b.scale, np.zeros((4, 16), np.float32))
     arrays = [Array(x, 4096 * (i + 1)) for i, x in enumerate(held)]
     launches = []
-    call = prepared.QuickCall.__new__(prepared.QuickCall)
-    call.launch = SimpleNamespace(encoders=(), sources=(), pointers=("d", "sfb"), rest=[7], launcher=lambda *args: launches.append(args))
-    call.sizes = tuple(x.nbytes for x in (held[0], held[1], held[2], held[3], held[4]))
+    launch = prepared.PreparedLaunch.__new__(prepared.PreparedLaunch)
+    launch.encoders, launch.sources, launch.pointers, launch.rest = (), (), ("d", "sfb"), [7]
+    launch.launcher = lambda *args: launches.append(args)
+    call = prepared.QuickCall(launch, SimpleNamespace(**dict(zip(("a", "sfa", "b", "sfb", "d"), held))))
     monkeypatch.setattr(prepared, "_quick", {prepared.form(*arrays): call})
     return a, b, arrays, launches
 
@@ -85,3 +86,12 @@ def test_an_output_over_an_operand_is_not_taken(operands):
     d.data.ptr = x.data.ptr + 16
     assert not prepared.quick((x, sfx), (y, sfy), d, None)
     assert not launches
+
+
+def test_what_is_passed_is_made_once_for_each_place(operands):
+    _, _, (x, sfx, y, sfy, d), launches = operands
+    for at in (d.data.ptr, d.data.ptr + 4096, d.data.ptr):
+        d.data.ptr = at
+        assert prepared.quick((x, sfx), (y, sfy), d, None)
+    first, other, again = (values for values, _, _ in launches)
+    assert first is again and first[0] + 4096 == other[0]

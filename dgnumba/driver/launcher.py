@@ -87,7 +87,8 @@ class Launcher:
 
     ``launcher(scalars, maps, stream)``
 
-    scalars  values of the parameters that are no tensor maps, in order: unsigned integers, floats
+    scalars  values of the parameters that are no tensor maps, in order: unsigned integers, floats;
+             not to be changed afterwards: the same object again is taken for the same values
     maps     the `EncodedMap` of each tensor-map parameter, in order
     stream   the stream's handle
 
@@ -122,8 +123,10 @@ class Launcher:
             block = self._blocks.pop()
         except IndexError:
             block = _Block(self._layout)
-        self._pack_into(block.values, 0, *scalars)
-        if maps != block.maps:
+        if scalars is not block.scalars:  # a list that is passed again is not changed in between
+            self._pack_into(block.values, 0, *scalars)
+            block.scalars = scalars
+        if maps is not block.maps and maps != block.maps:
             block.point(maps)
         status = self._queue(config, self._function, block.address, 0)[0]
         self._blocks.append(block)
@@ -174,7 +177,7 @@ class _Layout:
 class _Block:
     """What one launch passes: the address of each parameter, and then the values themselves."""
 
-    __slots__ = ("_map_slots", "_memory", "_words", "address", "maps", "values")
+    __slots__ = ("_map_slots", "_memory", "_words", "address", "maps", "scalars", "values")
 
     def __init__(self, layout: _Layout) -> None:
         self._memory = (ctypes.c_uint64 * (layout.count + layout.values.size // 8 + 1))()
@@ -183,6 +186,7 @@ class _Block:
         self.address = ctypes.addressof(self._memory)
         self.values = self._words[layout.count :].cast("B")
         self.maps: tuple[EncodedMap, ...] | None = None
+        self.scalars: Sequence[Any] | None = None
         for slot, offset in zip(layout.value_slots, layout.offsets, strict=True):
             self._words[slot] = self.address + 8 * layout.count + offset
 

@@ -12,7 +12,21 @@ from dgnumba.ptx import matrix, mma, wgmma
 
 FAMILIES = {
     name: getattr(ptx, name)
-    for name in ("barrier", "clock", "convert", "cp_async", "fragment", "matrix", "mbarrier", "memory", "mma", "thread", "tma", "unpack", "wgmma")
+    for name in (
+        "barrier",
+        "clock",
+        "convert",
+        "cp_async",
+        "fragment",
+        "matrix",
+        "mbarrier",
+        "memory",
+        "mma",
+        "thread",
+        "tma",
+        "unpack",
+        "wgmma",
+    )
 }
 
 # The operations that are made to measure: one of each is enough to look at.

@@ -1,6 +1,5 @@
 """`dgnumba.tune` on a GPU: plausible times of every plan, the fastest kept, and taken by the next call."""
 
-import cupy
 import pytest
 
 import dgnumba
@@ -9,6 +8,7 @@ from dgnumba.device import Device
 from dgnumba.problem import GemmProblem
 
 pytestmark = pytest.mark.gpu
+cupy = pytest.importorskip("cupy")
 
 
 def test_what_is_measured_is_taken(device, tmp_path, monkeypatch):

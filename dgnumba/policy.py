@@ -10,7 +10,6 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterable
-from functools import lru_cache
 from pathlib import Path
 
 from . import cache
@@ -23,6 +22,7 @@ from .problem import GemmProblem
 FILE = "tuned.json"
 _SCHEMA = 1
 _most: list[int | None] = []
+_table: list[Table] = []
 
 
 def choose(problem: GemmProblem, device: Device) -> planning.Choice:
@@ -37,11 +37,12 @@ def path() -> Path | None:
 
 
 def table() -> Table:
-    """The measured plans of this machine's user."""
-    return _read(path())
+    """The measured plans of this machine's user; read once, until `forget`."""
+    if not _table:
+        _table.append(_read(path()))
+    return _table[0]
 
 
-@lru_cache(maxsize=8)
 def _read(file: Path | None) -> Table:
     try:
         return Table(rows(file))
@@ -113,7 +114,7 @@ def set_plans_per_layer(most: int | None) -> None:
 
 def forget() -> None:
     """Read the measured plans again when they are next asked for."""
-    _read.cache_clear()
+    _table.clear()
     _forget_calls()
 
 

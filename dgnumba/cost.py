@@ -250,6 +250,11 @@ def estimates(
     return [Estimate(*row) for row in np.stack(np.broadcast_arrays(*parts), 1).tolist()]
 
 
+def is_priced_together(kernel: str) -> bool:
+    """Whether plans of a kernel are priced by `work_of` and `price`, many and for many extents at once; not by a model of their own."""
+    return kernel not in (cost_gemv.NAME, sm80_gemm_rules.NAME)
+
+
 def _streamed(plan: GemmPlan, problem: GemmProblem, device: Device) -> Estimate:
     total, latency, memory, launch = cost_gemv.parts(plan, problem, device)
     return Estimate(total, 0.0, 0.0, 0.0, latency, 0.0, 0.0, memory, launch)

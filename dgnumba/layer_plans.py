@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .cost import CONSTANTS, Constants, price, work_of
+from .cost import CONSTANTS, Constants, estimates, is_priced_together, price, work_of
 from .device import Device
 from .errors import ProblemError, UnsupportedError
 from .kernels import KERNELS, GemmPlan, KernelSpec
@@ -79,10 +79,19 @@ def _offers(layer: GemmProblem, device: Device, grid: Any) -> Offers:
 
 
 def _times(plans: Sequence[GemmPlan], ms: Any, layer: GemmProblem, device: Device) -> Any:
-    """Microseconds [plans, ms] of plans of one kernel."""
+    """Microseconds [plans, ms] of plans of one kernel; infinite where it takes no product."""
+    if not is_priced_together(plans[0].kernel):
+        return np.array([_times_at(plans, replace(layer, m=m), device) for m in ms.tolist()]).T
     work = work_of(plans, ms[:, None], layer.n, layer.k, layer.d_dtype.itemsize, device)
     total = price(work, CONSTANTS.get(plans[0].kernel, Constants()))[0]
     return np.broadcast_to(total, (len(ms), len(plans))).T
+
+
+def _times_at(plans: Sequence[GemmPlan], problem: GemmProblem, device: Device) -> list[float]:
+    kernel = next(kernel for kernel in KERNELS if plans[0].kernel == kernel.NAME)
+    if kernel.supports(problem, device) is not None:
+        return [np.inf] * len(plans)
+    return [estimate.total for estimate in estimates(plans, problem, device)]
 
 
 def chosen(layer: GemmProblem, device: Device) -> dict[GemmPlan, int]:

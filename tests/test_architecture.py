@@ -17,7 +17,7 @@ LAYERS = [
     {"emu"},
     {"ptx", "quant"},
     {"checkpoint", "kernels"},
-    {"cost", "int4_operands", "int4_plan", "layer_plans", "measured", "plan"},
+    {"cost", "cost_gemv", "int4_operands", "int4_plan", "layer_plans", "measured", "plan"},
     {"archive", "arguments", "assemble", "cache", "fingerprint", "launching", "streams"},
     {"ahead", "casts", "emulated", "int4_prepared", "onepass", "policy", "prepared", "scale_moves", "tuning", "tuning_plot"},
     {"api", "int4"},

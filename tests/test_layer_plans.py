@@ -14,7 +14,7 @@ from dgnumba.problem import GemmProblem
 
 LAYERS = {f"{n}x{k}": GemmProblem(TOKENS, n, k) for n, k in FORWARD}
 
-MOST_OF_A_LAYER, MOST_OF_ALL = 20, 37
+MOST_OF_A_LAYER, MOST_OF_ALL = 20, 42
 """Plans that are the cheapest by the model for some M from 1 to 16384: of one of the seven layers, and of the seven together."""
 
 
@@ -63,11 +63,11 @@ def test_five_kernels_take_every_number_of_tokens(layer, rng):
 
 LOSSES = {
     "2112x7168": 0.065,
-    "576x7168": 0.08,
+    "576x7168": 0.095,
     "24576x1536": 0.001,
     "32768x512": 0.004,
-    "7168x16384": 0.016,
-    "4096x7168": 0.045,
+    "7168x16384": 0.023,
+    "4096x7168": 0.062,
     "7168x2048": 0.014,
 }
 """What five cost, by the model, in the mean over numbers of tokens spread evenly over octaves."""
@@ -106,8 +106,8 @@ def test_a_family_that_cannot_take_all_is_refused():
 
 
 def test_a_layer_that_no_kernel_takes_is_refused():
-    with pytest.raises(UnsupportedError, match="no kernel takes .* on NVIDIA A100"):
-        chosen(LAYERS["7168x2048"], dataclasses.replace(H200, name="NVIDIA A100", cc=(8, 0)))
+    with pytest.raises(UnsupportedError, match="no kernel takes .* on NVIDIA T4"):
+        chosen(LAYERS["7168x2048"], dataclasses.replace(H200, name="NVIDIA T4", cc=(7, 5)))
 
 
 def test_members_are_those_that_take_the_problem():

@@ -215,7 +215,7 @@ def test_a_problem_without_a_kernel_says_why(change, reason):
 
 def test_a_device_on_which_nothing_fits():
     with pytest.raises(PlanError, match="9000 bytes of shared memory") as caught:
-        choose(GemmProblem(8, 8, 128), dataclasses.replace(H200, smem_per_block=9000))
+        choose(GemmProblem(200, 8, 128), dataclasses.replace(H200, smem_per_block=9000))
     assert caught.value.reasons, "what cut the candidates"
 
 

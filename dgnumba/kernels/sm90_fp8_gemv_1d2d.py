@@ -20,9 +20,9 @@ import numpy as np
 from numba import cuda
 
 from .._numba import device_function
-from ..emu import Fragment as Held
 from ..integers import u32, u64
 from ..ptx import Fragment, Imm, Registers, fragment, memory, mma, select, thread, unrolled
+from ..ptx.fragment import Held
 from .sm90_fp8_gemv_1d2d_rules import smem, threads
 from .spec import Built, GemmPlan
 

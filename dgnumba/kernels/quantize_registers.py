@@ -135,14 +135,23 @@ def _largest(words: Any, dtype: str) -> Any:
 
 
 def encode_for(
-    dtype: str, element: str, *, packed: bool = False, ties_to_zero: bool = False, clips: bool = False, is_native: bool = True
+    dtype: str,
+    element: str,
+    *,
+    packed: bool = False,
+    ties_to_zero: bool = False,
+    clips: bool = False,
+    is_native: bool = True,
+    by_powers: bool = False,
 ) -> Callable[..., Any]:
     """The operation that makes the codes of some pieces.
 
     packed        two codes of 4 bits a byte, the first in the low half
     ties_to_zero  DeepGEMM's e2m1, which has no -0 either
-    clips         what lies beyond the range becomes the largest element (and NaN 0 with `ties_to_zero`); without, nothing may lie there
+    clips         what lies beyond the range becomes the largest element (and NaN 0 with `ties_to_zero`); without, nothing may lie there. Of
+                  integers half a step may, by amax / 7.5
     is_native     e4m3 by the instruction of sm_89
+    by_powers     inverses are powers of two: bfloat16 to e2m1 is then done two elements at once, as nothing of a product is rounded
     """
     kind, bits = ELEMENTS[element], 4 if packed else 8
     count = 32 // bits
@@ -179,7 +188,9 @@ def encode_for(
                 if kind is E4M3:
                     out.append(_e4m3_word([v * inverse for v in part], is_native))
                     continue
-                if kind is E2M1:
+                if kind is E2M1 and by_powers and dtype == "bfloat16":
+                    word = _e2m1_word_of_pairs(source, inverse, bits, clips)
+                elif kind is E2M1:
                     word = _e2m1_word(part, inverse, source, bits, ties_to_zero, clips)
                 else:
                     word = _integer_word([v * inverse for v in part], kind, bits, clips)
@@ -230,6 +241,29 @@ def _e2m1_word(values: list[Any], inverse: Any, words: Any, bits: int, ties_to_z
         return word | signs
     word = word >> 1 & _each(7, bits)
     return word | (signs & word + _each(7, bits))  # with 7 more, bit 3 is set of all but 0
+
+
+def _twice(number: int) -> int:
+    return number << 16 | number
+
+
+def _e2m1_word_of_pairs(words: Any, inverse: Any, bits: int, clips: bool) -> Any:
+    """As `_e2m1_word`, in bfloat16: 128 and more hold whole numbers alone, and 128 plus a code has the code in its lower byte."""
+    factor = convert.permute_bytes(convert.f32_to_bits(inverse), u32(0), 0x3232)
+    codes = []
+    for word in words:
+        y = convert.fma_bf16x2(word & 0x7FFF7FFF, factor, u32(_twice(0x8000)))  # the product as it is: -0 is added
+        lines = [
+            convert.fma_bf16x2(y, u32(_twice(slope)), u32(_twice(start)))
+            for slope, start in ((0x4000, 0x4300), (0x3F80, 0x4302), (0x3F00, 0x4304))  # 2 y + 128, y + 130, y / 2 + 132
+        ]
+        code = convert.smaller_bf16x2(convert.smaller_bf16x2(lines[0], lines[1]), lines[2])
+        codes.append(convert.smaller_bf16x2(code, u32(_twice(0x4307))) if clips else code)
+    fours = [convert.permute_bytes(x, y, 0x6420) for x, y in zip(codes[::2], codes[1::2])]
+    if bits == 8:
+        return fours[0] | _signs(words, bits)
+    nibbles = [four | four >> 4 for four in fours]  # in every second byte two codes
+    return convert.permute_bytes(*nibbles, 0x6420) | _signs(words, bits)
 
 
 def _e2m1_code(y: Any, ties_to_zero: bool, clips: bool) -> Any:

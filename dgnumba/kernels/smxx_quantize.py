@@ -8,8 +8,9 @@ Blocks:    group   1 x 16 to 1 x 512     GROUP / 16 lanes share a block and find
                                          with the largest of those; so does NVFP4, whose blocks of 16 have a scale of the tensor above them
 Thread:    holds pieces of sixteen elements as they were loaded, 16 bytes at a time, looks at them twice, stores 16 bytes at once. Of two
            codes a byte a piece has but 8 bytes: a thread then holds two pieces, and neighbours exchange halves
-Budget:    memory: 2 (or 4) bytes read and 0.5 or 1 written an element, and again what is read for a second pass. Instructions: see
-           `quantize_registers`; the conversion to e2m1 takes about 6 an element, to int4 2
+Budget:    memory: 2 (or 4) bytes read and 0.5 or 1 written an element, and again what is read for a second pass. Instructions an element of
+           bfloat16, counted in the SASS: 9 (int4, int8, mxfp8), 10 (mxfp4, two elements at once), 15 (DeepGEMM's e2m1), 18 (nvfp4), of the
+           17 to 20 that an H200 has time for at that rate
 Numerics:  as `quant.cast`, bit for bit: amax / largest, then 1 / scale, each rounded to float32, then the product, then the code. A block that
            holds what is not finite has the scale NaN and codes 0 (e4m3: NaN); under DeepGEMM's rules the scale that `quant.fp4` says
 """
@@ -29,7 +30,7 @@ from .cast_registers import load_for as load_rows_for
 from .quantize_registers import amax_for, encode_for, load_for, store_for
 from .quantize_scales import INFINITY, largest_of, scale_for
 from .smxx_cast_rules import WARP_COLUMNS, WIDTH, BuiltCast
-from .smxx_quantize_rules import AMAX_THREADS, ARGTYPES, PARTIALS, ROWS, AmaxPlan, QuantizePlan, refusal
+from .smxx_quantize_rules import AMAX_THREADS, ARGTYPES, PARTIALS, ROWS, UE8M0_RULES, AmaxPlan, QuantizePlan, refusal
 
 FULL, BYTE_OF_1 = 0xFFFFFFFF, 127
 LEAST_GLOBAL, GLOBAL_RANGE = np.float32(2.0**-100), np.float32(448 * 6)
@@ -88,7 +89,8 @@ def build_amax(plan: AmaxPlan) -> BuiltCast:
 
 def _codes(plan: QuantizePlan) -> Any:
     """The device function `codes_of(values, inverses)` of a plan."""
-    how = {"packed": plan.packed, "is_native": plan.is_native, "ties_to_zero": plan.rule.startswith("deepgemm")}
+    how = {"packed": plan.packed, "is_native": plan.is_native, "by_powers": plan.rule in UE8M0_RULES}
+    how["ties_to_zero"] = plan.rule.startswith("deepgemm")
     clips, LONG_WAY = plan.is_given or plan.rule in ("floor", "even", "amax/7.5"), plan.rule == "deepgemm_ue8m0"
     encode = encode_for(plan.x_dtype, plan.element, clips=clips, **how)
     encode_long = encode_for(plan.x_dtype, plan.element, clips=True, **how)
@@ -145,7 +147,7 @@ def _build_group(plan: QuantizePlan) -> BuiltCast:
     LANES = GROUP // WIDTH
     STEPS, STEP = LANES.bit_length() - 1, WARP_COLUMNS
     load, amax = load_for(plan.x_dtype, plan.is_vector, PIECES, STEP), amax_for(plan.x_dtype, PIECES)
-    scale_of, codes_of, store_codes = scale_for(plan.rule, plan.element), _codes(plan), _stores(plan, STEP)
+    scale_of, codes_of, store_codes = scale_for(plan.rule, plan.element, plan.is_given), _codes(plan), _stores(plan, STEP)
 
     @device_function
     def of_tensor(above, lane):  # type: ignore[no-untyped-def]

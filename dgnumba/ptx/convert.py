@@ -1,6 +1,7 @@
 """Conversions between number formats, packed two or four to a register."""
 
 import functools
+import math
 from fractions import Fraction
 
 import ml_dtypes
@@ -158,6 +159,20 @@ def divide(x: f32, y: f32) -> f32:
         return f32(x) / f32(y)
 
 
+@op("rcp.rn.f32 {out}, {x};", pure=True)
+def reciprocal(x: f32) -> f32:
+    """rcp.rn.f32 - 1 / x, correctly rounded, subnormals kept; half the instructions of `divide`.
+
+    PTX:       ISA 9.0, "rcp"; sm_20+
+    Scope:     thread
+    Args:      x  float32
+    Returns:   float32
+    Emulates:  exactly; of zero gives infinity
+    """
+    with np.errstate(all="ignore"):
+        return f32(1) / f32(x)
+
+
 @op("{{ .reg .f32 t; abs.f32 t, {x}; max.NaN.f32 {out}, {largest}, t; }}", pure=True)
 def max_magnitude(largest: f32, x: f32) -> f32:
     """max.NaN.f32 - the larger of `largest` and |x|; NaN if either is.
@@ -268,6 +283,54 @@ def max_magnitude_f16x2(largest: u32, pair: u32) -> u32:
     Emulates:  exactly; a NaN is the canonical one, 0x7fff
     """
     return _max_magnitude_x2(largest, pair, 0x7C00, 0x7FFF)
+
+
+@op("fma.rn.bf16x2 {out}, {a}, {b}, {c};", pure=True)
+def fma_bf16x2(a: u32, b: u32, c: u32) -> u32:
+    """fma.rn.bf16x2 - of each half a * b + c, rounded once to bfloat16, subnormals kept.
+
+    PTX:       ISA 9.0, "fma"; sm_80+
+    Scope:     thread
+    Args:      a, b, c  u32  two bfloat16 each
+    Returns:   u32
+    Emulates:  exactly, of finite numbers; else NaN is the canonical one, 0x7fff
+    """
+    halves = [[_bf16(int(x) >> shift & 0xFFFF) for x in (a, b, c)] for shift in (0, 16)]
+    low, high = (_bf16_bits(x * y, z) for x, y, z in halves)
+    return u32(low | high << 16)
+
+
+def _bf16(bits: int) -> float:
+    return float(np.uint32(bits << 16).view(np.float32))
+
+
+def _bf16_bits(product: float, addend: float) -> int:
+    """Bits of the bfloat16 next to a sum, ties to even; the product of two bfloat16 is exact in float64."""
+    about = product + addend
+    if not np.isfinite(about) or about == 0:
+        return 0x7FFF if about != about else int(np.float32(about).view(np.uint32)) >> 16
+    exact = Fraction(product) + Fraction(addend)
+    step = Fraction(2) ** max(math.frexp(about)[1] - 8, -133)  # the spacing of bfloat16 there
+    rounded = float(round(exact / step) * step)
+    with np.errstate(over="ignore"):
+        return int(np.float32(rounded).view(np.uint32)) >> 16
+
+
+@op("min.bf16x2 {out}, {x}, {y};", pure=True)
+def smaller_bf16x2(x: u32, y: u32) -> u32:
+    """min.bf16x2 - of each half the smaller of two bfloat16; of a NaN and a number the number.
+
+    PTX:       ISA 9.0, "min"; sm_80+
+    Scope:     thread
+    Args:      x, y  u32  two bfloat16 each
+    Returns:   u32
+    Emulates:  exactly; a NaN is the canonical one, 0x7fff
+    """
+    out = 0
+    for shift in (0, 16):
+        least = smaller(*(f32(_bf16(int(v) >> shift & 0xFFFF)) for v in (x, y)))
+        out |= (0x7FFF if least != least else int(f32(least).view(np.uint32)) >> 16) << shift
+    return u32(out)
 
 
 def _max_magnitude_x2(largest: u32, pair: u32, infinity: int, nan: int) -> u32:

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from dgnumba import emu
+from dgnumba.arithmetic import fma
 from dgnumba.dtypes import DTYPES
 from dgnumba.integers import u32
 from dgnumba.kernels import cast_registers
+from dgnumba.kernels.quantize_scales import quotient_for
 from dgnumba.ptx import convert
 
 E4M3 = DTYPES["float8_e4m3fn"]
@@ -92,3 +94,34 @@ def test_poison_is_found_by_the_inverse():
     clean, poisoned = np.float32(2.0**-126), np.float32(2.0**-127)
     assert not in_a_thread(lambda: cast_registers.is_any_poisoned((clean, clean)))
     assert in_a_thread(lambda: cast_registers.is_any_poisoned((clean, poisoned)))
+
+
+def quotients(divisor, mantissas):
+    """x / divisor as the kernels find it, without a division, of these mantissas between 1 and 2."""
+    x = (mantissas.astype(np.uint32) | np.uint32(0x3F800000)).view(np.float32)
+    inverse = np.float32(1) / np.float32(divisor)
+    about = x * inverse
+    return x / np.float32(divisor), fma(fma(about, np.full_like(x, -divisor), x), np.full_like(x, inverse), about)
+
+
+DIVISORS = [6.0, 7.0, 7.5, 127.0, 448.0]
+
+
+@pytest.mark.parametrize("divisor", DIVISORS)
+def test_a_quotient_without_a_division_is_the_true_one(divisor, rng):
+    """Of some mantissas, as the device function gives it too; the full run takes all."""
+    mantissas = np.concatenate([rng.integers(0, 1 << 23, 100_000), np.arange(2000), (1 << 23) - 1 - np.arange(2000)])
+    expected, found = quotients(divisor, mantissas)
+    assert np.array_equal(expected, found)
+    quotient = quotient_for(divisor)
+    for x in (expected[:300] * np.float32(divisor)).tolist() + [0.0, 1e-40, 2.0**-126, 2.0**-101, 3.4e38, np.inf, np.nan]:
+        with np.errstate(all="ignore"):
+            assert np.array_equal(np.float32(x) / np.float32(divisor), quotient(np.float32(x)), equal_nan=True)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("divisor", DIVISORS)
+def test_a_quotient_of_every_mantissa_is_the_true_one(divisor):
+    for part in np.array_split(np.arange(1 << 23), 8):
+        expected, found = quotients(divisor, part)
+        assert np.array_equal(expected, found)

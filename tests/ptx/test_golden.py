@@ -56,6 +56,7 @@ GOLDEN = {
     "convert.f32x4_to_e4m3x4": rf"cvt\.rn\.satfinite\.e4m3x2\.f32 low, {F}, {F}; cvt\.rn\.satfinite\.e4m3x2\.f32 high, {F}, {F}; "
     rf"mov\.b32 {R}, {{low, high}};",
     "convert.fma": rf"fma\.rn\.f32 {F}, {F}, {F}, {F};",
+    "convert.fma_bf16x2": rf"fma\.rn\.bf16x2 {R}, {R}, {R}, {R};",
     "convert.fma_up": rf"fma\.rp\.f32 {F}, {F}, {F}, {F};",
     "convert.forget": r"// forget",
     "convert.e4m3x2_to_f32x2": rf"cvt\.u16\.u32 pair, {R}; cvt\.rn\.f16x2\.e4m3x2 wide, pair; ",
@@ -66,6 +67,8 @@ GOLDEN = {
     "convert.max_magnitude_bf16x2": rf"abs\.bf16x2 t, {R}; max\.NaN\.bf16x2 {R}, {R}, t;",
     "convert.max_magnitude_f16x2": rf"abs\.f16x2 t, {R}; max\.NaN\.f16x2 {R}, {R}, t;",
     "convert.permute_bytes": rf"prmt\.b32 {R}, {R}, {R}, \d+;",
+    "convert.reciprocal": rf"rcp\.rn\.f32 {F}, {F};",
+    "convert.smaller_bf16x2": rf"min\.bf16x2 {R}, {R}, {R};",
     "convert.smaller": rf"min\.f32 {F}, {F}, {F};",
     "cp_async.commit": r"cp\.async\.commit_group;",
     "cp_async.copy_16": rf"cp\.async\.cg\.shared\.global\.L2::128B \[{R}\], \[{RD}\], 16;",

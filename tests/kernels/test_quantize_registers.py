@@ -1,0 +1,119 @@
+"""What a thread of a cast to few bits does with its registers: the operation's own body, and the emulator's short way, are the definition."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from kernels.test_cast_registers import in_a_thread
+
+from dgnumba.dtypes import DTYPES
+from dgnumba.integers import u32
+from dgnumba.kernels import quantize_registers
+from dgnumba.ptx import convert
+from dgnumba.quant.chunk import E2M1_THRESHOLDS
+
+ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4}
+E2M1 = DTYPES["float4_e2m1fn"]
+
+
+def words_of(values, dtype):
+    return tuple(u32(w) for w in np.asarray(values, np.float32).astype(DTYPES[dtype].numpy).view(np.uint32))
+
+
+def elements(rng, top, count=32):
+    """Magnitudes up to `top` of every size, half-way points and their neighbours, zeros of both signs."""
+    x = (rng.uniform(-1, 1, count) * np.exp2(rng.integers(-6, 1, count)) * top).astype(np.float32)
+    half = np.float32(E2M1_THRESHOLDS)
+    near = np.concatenate([half, np.nextafter(half, np.float32(9)), np.nextafter(half, np.float32(0)), [0.0, -0.0, 1e-42, 6.0]])
+    near = near[near <= top]
+    x[rng.permutation(count)[: count // 2]] = rng.choice(near, count // 2) * rng.choice([-1, 1], count // 2)
+    return x.astype(np.float32)
+
+
+def expected(words, dtype, element, inverses, packed, ties_to_zero):
+    held = np.array(words, np.uint32).view(DTYPES[dtype].numpy).astype(np.float32).reshape(len(inverses), -1)
+    y = held * np.array(inverses, np.float32)[:, None]
+    if ties_to_zero:
+        code = sum(np.abs(y) > np.float32(t) for t in E2M1_THRESHOLDS)
+        codes = (code | ((y < 0) & (code > 0)) << 3).astype(np.uint8).ravel()
+    else:
+        codes = DTYPES[element].encode(y).ravel()
+    codes = (codes[::2] | codes[1::2] << 4).astype(np.uint8) if packed else codes
+    return codes.view(np.uint32).tolist()
+
+
+CASES = [("float4_e2m1fn", packed, ties) for packed in (False, True) for ties in (False, True)]
+CASES += [("int4", False, False), ("int4", True, False), ("int8", False, False)]
+
+
+@pytest.mark.parametrize("element, packed, ties_to_zero", CASES)
+@pytest.mark.parametrize("dtype", ITEMSIZE)
+def test_encode(dtype, element, packed, ties_to_zero, rng):
+    top = {"float4_e2m1fn": 6.0, "int4": 7.0, "int8": 127.0}[element]
+    for clips in (False, True):
+        encode = quantize_registers.encode_for(dtype, element, packed=packed, ties_to_zero=ties_to_zero, clips=clips)
+        for inverses in ((np.float32(1), np.float32(0.37)), (np.float32(0.5),)):
+            words = words_of(elements(rng, top if not clips else 3 * top if element == "float4_e2m1fn" else top + 0.5), dtype)
+            want = expected(words, dtype, element, inverses, packed, ties_to_zero)
+            assert [int(w) for w in encode(words, inverses)] == want
+            assert [int(w) for w in in_a_thread(lambda e=encode, w=words, i=inverses: e.operation.body(w, i))] == want
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("clips", [False, True])
+def test_encode_in_pairs(packed, clips, rng):
+    """bfloat16 times a power of two, two at once: every bfloat16 near a half-way point, and of every exponent."""
+    encode = quantize_registers.encode_for("bfloat16", "float4_e2m1fn", packed=packed, clips=clips, by_powers=True)
+    for exponent in (-127, -100, -1, 0, 1, 90, 126):
+        inverse = np.ldexp(np.float32(1), -exponent).astype(np.float32)
+        x = elements(rng, 12.0 if clips else 6.0, 64).astype(ml_dtypes.bfloat16).astype(np.float64)
+        with np.errstate(over="ignore"):
+            x = np.ldexp(x, exponent).astype(np.float32)
+        x = np.where(np.isfinite(x), x, 0)
+        words = words_of(x, "bfloat16")
+        want = expected(words, "bfloat16", "float4_e2m1fn", (inverse,), packed, False)
+        assert [int(w) for w in encode(words, (inverse,))] == want
+        assert [int(w) for w in in_a_thread(lambda w=words, i=inverse: encode.operation.body(w, (i,)))] == want
+
+
+@pytest.mark.parametrize("dtype", ITEMSIZE)
+def test_of_a_nan_all_codes_are_0(dtype, rng):
+    words = words_of(elements(rng, 6.0), dtype)
+    for element in ("float4_e2m1fn", "int4", "int8"):
+        encode = quantize_registers.encode_for(dtype, element)
+        for function in (encode, encode.operation.body):
+            found = in_a_thread(lambda f=function: f(words, (np.float32(np.nan), np.float32(1))))
+            assert not any(found[: len(found) // 2]) and any(found[len(found) // 2 :])
+
+
+@pytest.mark.parametrize("dtype", ITEMSIZE)
+def test_amax(dtype, rng):
+    amax = quantize_registers.amax_for(dtype, 2)
+    for poison in (None, np.inf, -np.inf, np.nan):
+        x = rng.standard_normal(32).astype(np.float32)
+        if poison is not None:
+            x[21] = poison
+        words = words_of(x, dtype)
+        held = np.abs(x.astype(DTYPES[dtype].numpy).astype(np.float32)).reshape(2, 16).max(axis=1)
+        for function in (amax, amax.operation.body):
+            np.testing.assert_array_equal(np.array(function(words), np.float32), held)
+
+
+def test_operations_round_as_they_say(rng):
+    x, y, z = (rng.standard_normal(200).astype(np.float32) for _ in range(3))
+    for a, b, c in zip(x, y, z):
+        exact = np.longdouble(a) * np.longdouble(b) + np.longdouble(c)
+        up = convert.fma_up(a, b, c)
+        assert up >= exact > np.nextafter(up, np.float32(-np.inf))
+    pairs = rng.integers(0, 1 << 32, (200, 3), dtype=np.uint64).astype(np.uint32)
+    with np.errstate(all="ignore"):
+        halves = pairs.view(ml_dtypes.bfloat16).astype(np.float64).reshape(200, 3, 2)
+        for (a, b, c), values in zip(pairs, halves):
+            found = np.uint32(convert.fma_bf16x2(u32(a), u32(b), u32(c)))
+            for half, (i, j, k) in zip(np.array([found]).view(ml_dtypes.bfloat16).astype(np.float64), values.T):
+                want = np.longdouble(i) * np.longdouble(j) + np.longdouble(k)
+                assert half == want or abs(half - want) <= abs(want) * 2.0**-8 + 2.0**-134 or not np.isfinite(half)
+    assert convert.permute_bytes(u32(0x33221180), u32(0x77665544), 0x8740) == 0xFF774480
+    assert np.signbit(convert.smaller(np.float32(0.0), np.float32(-0.0))) and convert.smaller(np.float32(np.nan), np.float32(2)) == 2
+    assert convert.smaller_bf16x2(u32(0x7FC03F80), u32(0x40004000)) == 0x40003F80
+    assert convert.max_magnitude_bf16x2(u32(0x3F803F80), u32(0xC0007FC0)) == 0x40007FFF
+    assert convert.max_magnitude_f16x2(u32(0x3C003C00), u32(0xC0003800)) == 0x40003C00

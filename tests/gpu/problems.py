@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 import multiprocessing
 import os
 
@@ -30,6 +31,9 @@ def all_plans(device=H200):
             for kernel in KERNELS:
                 if kernel.supports(problem, device) is None:
                     out.update(dict.fromkeys(kernel.candidates(problem, device)))
+    # of very few rows N and K decide the plan
+    for n, k, d_dtype in itertools.product((64, 2112, LARGEST), (128, 512, 2048, LARGEST), ("bfloat16", "float32")):
+        out.update(dict.fromkeys(KERNEL_OF["sm90_fp8_gemv_1d2d"].candidates(GemmProblem(8, n, k, d_dtype=d_dtype), device)))
     return list(out)
 
 
@@ -58,6 +62,7 @@ class RoundRobin:
         kernel = KERNEL_OF[chosen.kernel]
         m, n, k = extents(rng)
         tries = [(m, n, k), (m % 65, n, k), (m, n // 8 * 8, k), (m, n, k // 128 * 128), (m % 65, n, max(k // 128, 32) * 128)]
+        tries.append((1 + m % 8, n, max(k // 128, 1) * 128))
         for shape in tries:
             problem = GemmProblem(*shape, d_dtype=chosen.d_dtype)
             if kernel.supports(problem, H200) is None and kernel.refusal(chosen, problem) is None:

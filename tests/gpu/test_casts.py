@@ -121,7 +121,7 @@ def as_host(q):
 def same_bits(expected, actual):
     """Host and device QTensor: the same bits, but for a float32 NaN's payload."""
     parts = [part.reshape(-1) for part in (expected.data, expected.scale, expected.global_scale) if part is not None]
-    for name, x, y in zip(("data", "scale", "global_scale"), parts, as_host(actual), strict=True):
+    for name, (x, y) in zip(("data", "scale", "global_scale"), zip(parts, as_host(actual), strict=True)):
         wrong = x.view(f"u{x.itemsize}") != y.view(f"u{y.itemsize}")
         if x.dtype == np.float32:
             wrong &= ~(np.isnan(x) & np.isnan(y))

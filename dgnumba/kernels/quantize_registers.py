@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import DTYPES
-from ..ptx import Fragment, Registers, convert, f32, memory, select, u32, u64, unrolled
+from ..ptx import Fragment, Registers, convert, f32, memory, packed, select, u32, u64, unrolled
 from .cast_registers import E4M3, _code, _decoded, _floats
 from .smxx_cast_rules import ITEMSIZE, WIDTH
 
@@ -126,7 +126,7 @@ def _largest(words: Any, dtype: str) -> Any:
         for i, word in enumerate(words):
             chains[i % 2] = convert.max_magnitude(chains[i % 2], convert.bits_to_f32(word))
         return convert.max_magnitude(chains[0], chains[1])
-    larger = convert.max_magnitude_bf16x2 if dtype == "bfloat16" else convert.max_magnitude_f16x2
+    larger = packed.max_magnitude_bf16x2 if dtype == "bfloat16" else packed.max_magnitude_f16x2
     chains = [u32(0), u32(0)]
     for i, word in enumerate(words):
         chains[i % 2] = larger(chains[i % 2], word)
@@ -157,14 +157,18 @@ def encode_for(
     count = 32 // bits
 
     def emulate(words: Any, inverses: Any) -> Any:
-        inverses = np.array(inverses, np.float32)[:, None]
-        with np.errstate(all="ignore"):
-            y = _decoded(words, dtype).reshape(len(inverses), -1) * inverses
-        codes = _with_ties_to_zero(y) if ties_to_zero else kind.encode(y, saturate_inf=False)
-        codes = np.where(np.isnan(inverses) & (kind is not E4M3), 0, codes).astype(np.uint8).reshape(-1)
-        if packed:
-            codes = codes[::2] | codes[1::2] << 4
-        return tuple(u32(w) for w in codes.view(np.uint32))
+        return _encoded(_decoded(words, dtype), np.array(inverses, np.float32)[:, None], kind, packed, ties_to_zero)
+
+    def word_of(values: list[Any], inverse: Any, source: Any) -> Any:
+        if kind is E4M3:
+            return _e4m3_word([v * inverse for v in values], is_native)
+        if kind is E2M1 and by_powers and dtype == "bfloat16":
+            word = _e2m1_word_of_pairs(source, inverse, bits, clips)
+        elif kind is E2M1:
+            word = _e2m1_word(values, inverse, source, bits, ties_to_zero, clips)
+        else:
+            word = _integer_word([v * inverse for v in values], kind, bits, clips)
+        return select(inverse == inverse, word, u32(0))
 
     @unrolled(emulate=emulate)
     def encode(words: Registers, inverses: Fragment) -> Registers(lambda sizes: sizes["words"] * bits // (8 * ITEMSIZE[dtype])):
@@ -185,19 +189,21 @@ def encode_for(
             per_word = count * size // len(values)
             for i in range(len(values) // count):
                 part, source = values[i * count : (i + 1) * count], held[i * per_word : (i + 1) * per_word]
-                if kind is E4M3:
-                    out.append(_e4m3_word([v * inverse for v in part], is_native))
-                    continue
-                if kind is E2M1 and by_powers and dtype == "bfloat16":
-                    word = _e2m1_word_of_pairs(source, inverse, bits, clips)
-                elif kind is E2M1:
-                    word = _e2m1_word(part, inverse, source, bits, ties_to_zero, clips)
-                else:
-                    word = _integer_word([v * inverse for v in part], kind, bits, clips)
-                out.append(select(inverse == inverse, word, u32(0)))
+                out.append(word_of(part, inverse, source))
         return tuple(out)
 
     return encode
+
+
+def _encoded(x: Any, inverses: Any, kind: Any, packed: bool, ties_to_zero: bool) -> tuple[Any, ...]:
+    """What an `encode` gives, on numbers at once."""
+    with np.errstate(all="ignore"):
+        y = x.reshape(len(inverses), -1) * inverses
+    codes = _with_ties_to_zero(y) if ties_to_zero else kind.encode(y, saturate_inf=False)
+    codes = np.where(np.isnan(inverses) & (kind is not E4M3), 0, codes).astype(np.uint8).reshape(-1)
+    if packed:
+        codes = codes[::2] | codes[1::2] << 4
+    return tuple(u32(w) for w in codes.view(np.uint32))
 
 
 def _with_ties_to_zero(y: Any) -> Any:
@@ -249,21 +255,21 @@ def _twice(number: int) -> int:
 
 def _e2m1_word_of_pairs(words: Any, inverse: Any, bits: int, clips: bool) -> Any:
     """As `_e2m1_word`, in bfloat16: 128 and more hold whole numbers alone, and 128 plus a code has the code in its lower byte."""
-    factor = convert.permute_bytes(convert.f32_to_bits(inverse), u32(0), 0x3232)
+    factor = packed.permute_bytes(convert.f32_to_bits(inverse), u32(0), 0x3232)
     codes = []
     for word in words:
-        y = convert.fma_bf16x2(word & 0x7FFF7FFF, factor, u32(_twice(0x8000)))  # the product as it is: -0 is added
+        y = packed.fma_bf16x2(word & 0x7FFF7FFF, factor, u32(_twice(0x8000)))  # the product as it is: -0 is added
         lines = [
-            convert.fma_bf16x2(y, u32(_twice(slope)), u32(_twice(start)))
+            packed.fma_bf16x2(y, u32(_twice(slope)), u32(_twice(start)))
             for slope, start in ((0x4000, 0x4300), (0x3F80, 0x4302), (0x3F00, 0x4304))  # 2 y + 128, y + 130, y / 2 + 132
         ]
-        code = convert.smaller_bf16x2(convert.smaller_bf16x2(lines[0], lines[1]), lines[2])
-        codes.append(convert.smaller_bf16x2(code, u32(_twice(0x4307))) if clips else code)
-    fours = [convert.permute_bytes(x, y, 0x6420) for x, y in zip(codes[::2], codes[1::2])]
+        code = packed.smaller_bf16x2(packed.smaller_bf16x2(lines[0], lines[1]), lines[2])
+        codes.append(packed.smaller_bf16x2(code, u32(_twice(0x4307))) if clips else code)
+    fours = [packed.permute_bytes(x, y, 0x6420) for x, y in zip(codes[::2], codes[1::2])]
     if bits == 8:
         return fours[0] | _signs(words, bits)
     nibbles = [four | four >> 4 for four in fours]  # in every second byte two codes
-    return convert.permute_bytes(*nibbles, 0x6420) | _signs(words, bits)
+    return packed.permute_bytes(*nibbles, 0x6420) | _signs(words, bits)
 
 
 def _e2m1_code(y: Any, ties_to_zero: bool, clips: bool) -> Any:
@@ -280,11 +286,11 @@ def _e2m1_code(y: Any, ties_to_zero: bool, clips: bool) -> Any:
 def _signs(words: Any, bits: int) -> Any:
     """The signs of the elements in some words, each in bit 3 of its place in a word of codes."""
     if 32 // bits == len(words):
-        halves = [convert.permute_bytes(x, y, 0xFB) for x, y in zip(words[::2], words[1::2])]  # float32: a word an element
-        fours = [convert.permute_bytes(x, y, 0x5410) for x, y in zip(halves[::2], halves[1::2])]
+        halves = [packed.permute_bytes(x, y, 0xFB) for x, y in zip(words[::2], words[1::2])]  # float32: a word an element
+        fours = [packed.permute_bytes(x, y, 0x5410) for x, y in zip(halves[::2], halves[1::2])]
     else:
-        fours = [convert.permute_bytes(x, y, 0xFDB9) for x, y in zip(words[::2], words[1::2])]
+        fours = [packed.permute_bytes(x, y, 0xFDB9) for x, y in zip(words[::2], words[1::2])]
     if bits == 8:
         return fours[0] & 0x08080808
-    even, odd = convert.permute_bytes(*fours, 0x6420), convert.permute_bytes(*fours, 0x7531)
+    even, odd = packed.permute_bytes(*fours, 0x6420), packed.permute_bytes(*fours, 0x7531)
     return even & 0x08080808 | odd & 0x80808080

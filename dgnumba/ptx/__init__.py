@@ -4,7 +4,7 @@ from dgnumba.ptx import mbarrier, tma, wgmma
 """
 
 from ..integers import u32, u64
-from . import barrier, clock, convert, cp_async, fragment, matrix, mbarrier, memory, mma, thread, tma, unpack, wgmma
+from . import barrier, clock, convert, cp_async, fragment, matrix, mbarrier, memory, mma, packed, thread, tma, unpack, wgmma
 from ._declare import OPS, Fragment, Imm, Registers, TensorMapArg, f32, op, select, unrolled
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "memory",
     "mma",
     "op",
+    "packed",
     "select",
     "thread",
     "tma",

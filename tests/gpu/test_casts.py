@@ -15,7 +15,7 @@ from dgnumba.errors import ProblemError
 from dgnumba.integers import u64
 from dgnumba.launching import launch
 from dgnumba.layouts import scales
-from dgnumba.ptx import convert
+from dgnumba.ptx import convert, packed
 
 pytestmark = pytest.mark.gpu
 
@@ -235,8 +235,8 @@ def directed(x, y, z, sums, pairs, halves):
     if i < x.size:
         sums[i] = convert.smaller(convert.fma_up(x[i], y[i], z[i]), convert.magnitude(z[i]))
         one, other = convert.f32_to_bits(x[i]), convert.f32_to_bits(y[i])
-        pairs[i] = u64(convert.max_magnitude_bf16x2(one, other)) | u64(convert.permute_bytes(one, other, 0xB29F)) << 32
-        halves[i] = u64(convert.max_magnitude_f16x2(one, other))
+        pairs[i] = u64(packed.max_magnitude_bf16x2(one, other)) | u64(packed.permute_bytes(one, other, 0xB29F)) << 32
+        halves[i] = u64(packed.max_magnitude_f16x2(one, other))
 
 
 def test_the_operations_are_their_emulation(cupy, rng):

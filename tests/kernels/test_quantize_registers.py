@@ -8,7 +8,7 @@ from kernels.test_cast_registers import in_a_thread
 from dgnumba.dtypes import DTYPES
 from dgnumba.integers import u32
 from dgnumba.kernels import quantize_registers
-from dgnumba.ptx import convert
+from dgnumba.ptx import convert, packed
 from dgnumba.quant.chunk import E2M1_THRESHOLDS
 
 ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -108,12 +108,12 @@ def test_operations_round_as_they_say(rng):
     with np.errstate(all="ignore"):
         halves = pairs.view(ml_dtypes.bfloat16).astype(np.float64).reshape(200, 3, 2)
         for (a, b, c), values in zip(pairs, halves):
-            found = np.uint32(convert.fma_bf16x2(u32(a), u32(b), u32(c)))
+            found = np.uint32(packed.fma_bf16x2(u32(a), u32(b), u32(c)))
             for half, (i, j, k) in zip(np.array([found]).view(ml_dtypes.bfloat16).astype(np.float64), values.T):
                 want = np.longdouble(i) * np.longdouble(j) + np.longdouble(k)
                 assert half == want or abs(half - want) <= abs(want) * 2.0**-8 + 2.0**-134 or not np.isfinite(half)
-    assert convert.permute_bytes(u32(0x33221180), u32(0x77665544), 0x8740) == 0xFF774480
+    assert packed.permute_bytes(u32(0x33221180), u32(0x77665544), 0x8740) == 0xFF774480
     assert np.signbit(convert.smaller(np.float32(0.0), np.float32(-0.0))) and convert.smaller(np.float32(np.nan), np.float32(2)) == 2
-    assert convert.smaller_bf16x2(u32(0x7FC03F80), u32(0x40004000)) == 0x40003F80
-    assert convert.max_magnitude_bf16x2(u32(0x3F803F80), u32(0xC0007FC0)) == 0x40007FFF
-    assert convert.max_magnitude_f16x2(u32(0x3C003C00), u32(0xC0003800)) == 0x40003C00
+    assert packed.smaller_bf16x2(u32(0x7FC03F80), u32(0x40004000)) == 0x40003F80
+    assert packed.max_magnitude_bf16x2(u32(0x3F803F80), u32(0xC0007FC0)) == 0x40007FFF
+    assert packed.max_magnitude_f16x2(u32(0x3C003C00), u32(0xC0003800)) == 0x40003C00

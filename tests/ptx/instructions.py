@@ -22,6 +22,7 @@ FAMILIES = {
         "mbarrier",
         "memory",
         "mma",
+        "packed",
         "thread",
         "tma",
         "unpack",

@@ -37,7 +37,7 @@ def test_the_host_path_is_within_the_bound(kind, variant, rng):
 @pytest.mark.parametrize("kind", cases.INTEGERS)
 def test_integer_activations_are_exact_over_random_problems(kind, rng):
     """M from 0 to 300, every format, tails everywhere: the INT64 oracle's bits."""
-    for i in range(60):
+    for i in range(24):
         variant = [v for v in cases.FORMATS if not v.endswith("fp4")][i % 8]
         m, n, k = random_extent(rng, 300), random_extent(rng, 200), max(1, random_extent(rng, 1000))
         a, q = cases.exact(rng, cases.activations(rng, kind, m, k), cases.weights(rng, variant, n, k))

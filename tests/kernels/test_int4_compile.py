@@ -89,7 +89,7 @@ def check(chosen):
     assert problems_with(chosen, ptx, ptxas(ptx)) == []
 
 
-@pytest.mark.parametrize("chosen", SPREAD[::3], ids=lambda p: p.name.replace(" ", "-"))
+@pytest.mark.parametrize("chosen", SPREAD[1::6], ids=lambda p: p.name.replace(" ", "-"))
 def test_a_spread_of_plans_compiles(chosen):
     check(chosen)
 

@@ -44,10 +44,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES[::2], ids=str)
 def test_awkward_products(case):
-    """Under one policy each, by turns: the full run takes both."""
-    case.run(INT4, ("eager", "late")[CASES.index(case) % 2])
+    """Every second, under one policy each, by turns: the full run takes all under both."""
+    case.run(INT4, ("eager", "late")[CASES.index(case) // 2 % 2])
 
 
 @pytest.mark.full

@@ -15,6 +15,7 @@ from ..layouts.descriptors import TensorMap
 from ..layouts.smem import SmemMap
 from ..xp import address
 from .int4_spec import Int4Plan
+from .sm90_int4_cost import price
 from .spec import Built
 
 NAME = "sm90_int4_gemm"
@@ -175,39 +176,9 @@ def grid(plan: Int4Plan, problem: Int4Problem, device: Device) -> int:
     return tiles * plan.split if plan.split > 1 else min(tiles, device.num_sms)
 
 
-LAUNCH, SPLIT_COST, TILE_COST = 2.5, 1.5, 0.6
-"""Microseconds: a launch; the meeting of a split's CTAs; a tile's begin and end."""
-
-UNPACK = {"bits16": 125.0, "table": 90.0, "bytes": 60.0}
-"""Cycles in which a multiprocessor unpacks a record, all its schedulers busy: 11, 22 and 8 instructions of the half-rate pipe a word."""
-
-RECORD_COST = 250.0
-"""Cycles a record of one warpgroup: barrier, issue, drain, promotion; shared by the warpgroups of a CTA."""
-
-
 def estimate(plan: Int4Plan, problem: Int4Problem, device: Device) -> float:
-    """What a plan should cost, in microseconds: launch, then memory, L2, the tensor cores or the unpacking, whichever is slowest.
-
-    The constants are estimates from instruction counts and from the FP8 kernels' fit.
-    """
-    tiles, slots = count_tiles(plan, problem), device.num_sms
-    rounds = 1 if plan.split > 1 else -(-tiles // slots)
-    ctas = tiles * plan.split if plan.split > 1 else min(tiles, slots)
-    warpgroups = plan.block_n // 64
-    records = rounds * problem.records / plan.split
-    size = problem.a_dtype.itemsize
-    step = 8 if size == 2 else 4
-    tensor = max(plan.block_m / 2, 14.0) * step * (2 if plan.zeros == "float" else 1) * (2 if plan.group == 16 and size == 1 else 1)
-    promotion = accumulators(plan) * 1.2
-    busy = warpgroups * max(tensor, UNPACK[plan.record.order] + promotion)
-    alone = tensor + UNPACK[plan.record.order] * 2 + promotion * 2 + RECORD_COST / plan.records**0.5
-    cycles = records * max(busy, alone)
-    per_stage = plan.record.nbytes * warpgroups + min(plan.block_m, problem.m) * 128 * size
-    load = records * per_stage / 100e3 * 1.0
-    l2 = ctas * records * per_stage / 5.5e6
-    memory = problem.bytes / (0.88 * device.memory_bandwidth * 1e-6)
-    pace = sum(x**6 for x in (cycles / 1.75e3, load, l2, memory)) ** (1 / 6)
-    return LAUNCH + pace + rounds * TILE_COST + (SPLIT_COST + plan.block_m * 0.02 if plan.split > 1 else 0.0)
+    """What a plan should cost, in microseconds (`sm90_int4_cost`)."""
+    return price(plan, problem, device, count_tiles(plan, problem), accumulators(plan))
 
 
 MAPPED_ARRAYS = ("a", "sfa")

@@ -8,7 +8,7 @@ from typing import Any
 from ..dtypes import DTYPES
 from ..integers import u32, u64
 from ..layouts.int4.stream import ROWS
-from ..ptx import Registers, convert, memory, unrolled
+from ..ptx import Registers, activation, convert, memory, unrolled
 from .int4_spec import Int4Plan
 from .int4_stage import decode_pair_for
 
@@ -90,7 +90,7 @@ def finish_for(plan: Int4Plan) -> Callable[..., Any]:
             scale = convert.bits_to_f32(memory.load_global_u32_if(token < m, token_ptr + u64(token) * 4))
             values = [v * scale for v in values]
         if plan.has_gate:
-            values = [convert.silu(values[0]) * values[1]]
+            values = [activation.silu(values[0]) * values[1]]
         for value, column, is_inside, place in zip(values, columns, inside, at):
             if plan.with_bias:
                 bias = memory.load_global_u32_if(is_inside, bias_ptr + u64(column) * 4)

@@ -37,7 +37,7 @@ def decode_pair_for(scale_dtype: str) -> Callable[[Any], tuple[Any, Any]]:
     decode = {
         "bfloat16": convert.bf16x2_to_f32x2,
         "float16": convert.f16x2_to_f32x2,
-        "float8_e4m3fn": convert.e4m3x2_to_f32x2,
+        "float8_e4m3fn": unpack.e4m3x2_to_f32x2,
         "float8_e8m0fnu": _decode_powers,
     }[scale_dtype]
     return lambda pair: tuple(decode(pair))  # type: ignore[return-value]

@@ -4,7 +4,7 @@ from dgnumba.ptx import mbarrier, tma, wgmma
 """
 
 from ..integers import u32, u64
-from . import barrier, clock, convert, cp_async, fragment, matrix, mbarrier, memory, mma, packed, thread, tma, unpack, wgmma
+from . import activation, barrier, clock, convert, cp_async, fragment, matrix, mbarrier, memory, mma, packed, thread, tma, unpack, wgmma
 from ._declare import OPS, Fragment, Imm, Registers, TensorMapArg, f32, op, select, unrolled
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "OPS",
     "Registers",
     "TensorMapArg",
+    "activation",
     "barrier",
     "clock",
     "convert",

@@ -271,38 +271,6 @@ def s32_to_f32(bits: u32) -> f32:
     return np.float32(np.uint32(bits).view(np.int32))
 
 
-@op("{{ .reg .b16 pair; .reg .b32 wide; cvt.u16.u32 pair, {pair}; cvt.rn.f16x2.e4m3x2 wide, pair; "
-    ".reg .b16 low, high; mov.b32 {{low, high}}, wide; cvt.f32.f16 {out[0]}, low; cvt.f32.f16 {out[1]}, high; }}", pure=True)  # fmt: skip
-def e4m3x2_to_f32x2(pair: u32) -> Fragment(2):
-    """cvt.rn.f16x2.e4m3x2, cvt.f32.f16 - two e4m3 as float32, the one in bits 0-7 first.
-
-    PTX:       ISA 9.0, "cvt"; sm_89+
-    Scope:     thread
-    Args:      pair  u32  of which bits 0-15 count
-    Returns:   two float32
-    Emulates:  exactly
-    """
-    return DTYPES["float8_e4m3fn"].decode(np.array([int(pair) & 0xFF, int(pair) >> 8 & 0xFF]))
-
-
-@op(
-    "{{ .reg .f32 t, e; mul.rn.f32 t, {x}, 0fBFB8AA3B; ex2.approx.ftz.f32 e, t; add.rn.f32 e, e, 0f3F800000; div.rn.f32 {out}, {x}, e; }}",
-    pure=True,
-)
-def silu(x: f32) -> f32:
-    """ex2.approx.ftz.f32, div.rn.f32 - x / (1 + exp(-x)).
-
-    PTX:       ISA 9.0, "ex2", "div"
-    Scope:     thread
-    Args:      x  float32
-    Returns:   float32
-    Emulates:  with 2^t rounded to nearest; the device's may lie 2^-22 of itself off
-    """
-    with np.errstate(over="ignore", under="ignore"):
-        power = np.float32(np.exp2(np.float64(f32(x) * np.float32(-1.4426950408889634))))
-        return f32(x) / (power + np.float32(1))
-
-
 @op("// forget", tied="registers")
 def forget(registers: Registers) -> Registers:
     """forget - the same registers, as if the compiler saw them for the first time: no instruction.

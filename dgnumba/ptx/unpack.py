@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from ..dtypes import DTYPES
-from ._declare import Registers, op, u32
+from ._declare import Fragment, Registers, op, u32
 
 _MASKED = 0xEA  # lop3's table of (a & b) | c
 
@@ -166,6 +166,20 @@ def e2m1x8_to_f16x8(word: u32) -> Registers(4):
     Emulates:  exactly
     """
     return _registers(word, [_bits_of_e2m1("float16")])
+
+
+@op("{{ .reg .b16 pair; .reg .b32 wide; cvt.u16.u32 pair, {pair}; cvt.rn.f16x2.e4m3x2 wide, pair; "
+    ".reg .b16 low, high; mov.b32 {{low, high}}, wide; cvt.f32.f16 {out[0]}, low; cvt.f32.f16 {out[1]}, high; }}", pure=True)  # fmt: skip
+def e4m3x2_to_f32x2(pair: u32) -> Fragment(2):
+    """cvt.rn.f16x2.e4m3x2, cvt.f32.f16 - two e4m3 as float32, the one in bits 0-7 first.
+
+    PTX:       ISA 9.0, "cvt"; sm_89+
+    Scope:     thread
+    Args:      pair  u32  of which bits 0-15 count
+    Returns:   two float32
+    Emulates:  exactly
+    """
+    return DTYPES["float8_e4m3fn"].decode(np.array([int(pair) & 0xFF, int(pair) >> 8 & 0xFF]))
 
 
 @op("// hold {registers}")

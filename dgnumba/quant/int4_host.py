@@ -112,7 +112,7 @@ def _product(values: Any, kind: DType, sfa: Any, codes: Any, scales: Any, rests:
 
 
 def silu(x: Any) -> Any:
-    """``x / (1 + exp(-x))`` in float32, as `ptx.convert.silu`."""
+    """``x / (1 + exp(-x))`` in float32, as `ptx.activation.silu`."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         power = np.exp2((x * np.float32(-1.4426950408889634)).astype(np.float64)).astype(np.float32)
         return x / (power + np.float32(1))

@@ -13,6 +13,7 @@ from dgnumba.ptx import matrix, mma, wgmma
 FAMILIES = {
     name: getattr(ptx, name)
     for name in (
+        "activation",
         "barrier",
         "clock",
         "convert",

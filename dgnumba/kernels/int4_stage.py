@@ -50,7 +50,7 @@ def _decode_powers(pair: Any) -> tuple[Any, Any]:
     return tuple(convert.bits_to_f32(x) for x in bits)  # type: ignore[return-value]
 
 
-class _Unpack:
+class Unpack:
     """The fragments of a record, step of K by step of K, and its scales: Python that runs once, at compile time, or in the emulator."""
 
     def __init__(self, plan: Int4Plan) -> None:
@@ -61,6 +61,7 @@ class _Unpack:
         self.zero_code = 8 if plan.w_dtype == "int4" else 0
 
     def group_of(self, step: int) -> int:
+        """The group of a step's first column."""
         return step * (128 // self.steps) // self.plan.group
 
     def scales(self, base: Any, pair: Any) -> list[tuple[Any, Any]]:
@@ -131,11 +132,11 @@ def e4m3_table(zero: int) -> tuple[int, int, int, int]:
     return words[0], words[1], words[2], words[3]
 
 
-class _Multiply:
+class Multiply:
     """The products of a record and their promotion: Python that runs once, at compile time, or in the emulator."""
 
     def __init__(self, plan: Int4Plan) -> None:
-        self.plan, self.take = plan, _Unpack(plan)
+        self.plan, self.take = plan, Unpack(plan)
         self.is_integer, self.is_scaled = plan.a_dtype == "int8", plan.a_dtype == "float8_e4m3fn"
         self.has_sums = plan.zeros == "float"
         self.blocks = 2 if self.take.is_wide else 1
@@ -201,7 +202,7 @@ class _Multiply:
 
 def stage_for(plan: Int4Plan) -> Callable[..., Any]:
     """The operation `stage(total, base, tid, desc, tokens, tables)`: a stage's products, added to `total`."""
-    multiply = _Multiply(plan)
+    multiply = Multiply(plan)
     take, nbytes = multiply.take, plan.record.nbytes
     load_tokens = fragment.load_token_scales_for(plan.block_m)
 
@@ -242,7 +243,7 @@ def stage_for(plan: Int4Plan) -> Callable[..., Any]:
     return stage
 
 
-def _whole_stage_for(plan: Int4Plan, multiply: _Multiply) -> Callable[..., Any]:
+def _whole_stage_for(plan: Int4Plan, multiply: Multiply) -> Callable[..., Any]:
     """`stage` where one scale serves all of K: the sums stay integers, in the tensor core's own accumulators."""
     take, nbytes = multiply.take, plan.record.nbytes
 

@@ -45,7 +45,7 @@ def build(plan: Int4Plan) -> Built:
     ACC = BLOCK_M // 2
     stage_product = stage_for(plan)
     store_tile = store_tile_for(finish_for(plan))
-    zeros, bits_of = (fragment.zero_u32, convert.forget) if plan.is_whole else (fragment.zero, fragment.bits)
+    zeros, bits_of = (fragment.zero_s32, convert.forget) if plan.is_whole else (fragment.zero, fragment.bits)
 
     @device_function
     def fill_weights(smem, w, slot, stage, n_tile, tiles, records):  # type: ignore[no-untyped-def]

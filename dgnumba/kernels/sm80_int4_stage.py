@@ -6,7 +6,7 @@ from typing import Any
 from ..integers import u32
 from ..ptx import Fragment, Registers, convert, fragment, matrix, memory, unrolled
 from .int4_spec import Int4Plan
-from .int4_stage import _Multiply
+from .int4_stage import Multiply
 from .sm80_parts import multiply_for
 
 
@@ -15,7 +15,7 @@ def _load_e4m3_pair(at: Any) -> tuple[Any, Any]:
     return tuple(convert.f16x2_to_f32x2(convert.e4m3x4_to_f16x4(memory.load_shared_u16(at))[0]))  # type: ignore[return-value]
 
 
-class _MultiplySync(_Multiply):
+class MultiplySync(Multiply):
     """The products of a record by mma.sync. Its accumulator of 16 rows by n tokens is a warp's part of wgmma's of 64."""
 
     def __init__(self, plan: Int4Plan) -> None:
@@ -50,7 +50,7 @@ class _MultiplySync(_Multiply):
 
 def stage_for(plan: Int4Plan) -> Callable[..., Any]:
     """The operation `stage(total, base, tid, tokens, scales, tables)`: a stage's products, added to `total`."""
-    multiply = _MultiplySync(plan)
+    multiply = MultiplySync(plan)
     take, nbytes = multiply.take, plan.record.nbytes
     load_tokens = fragment.load_token_scales_for(plan.block_m)
     if plan.is_whole:
@@ -84,7 +84,7 @@ def stage_for(plan: Int4Plan) -> Callable[..., Any]:
     return stage
 
 
-def _whole_stage_for(plan: Int4Plan, multiply: _MultiplySync) -> Callable[..., Any]:
+def _whole_stage_for(plan: Int4Plan, multiply: MultiplySync) -> Callable[..., Any]:
     """`stage` where one scale serves all of K: the sums stay integers."""
 
     @unrolled(tied="total")

@@ -17,7 +17,9 @@
         ├── UninitializedError  a read of memory or registers that nothing wrote
         ├── BarrierError        an mbarrier or named barrier used against its rules
         ├── AsyncError          asynchronous work used, or left behind, before it was waited for
-        └── OutOfBoundsError    an address outside the memory it names
+        ├── OutOfBoundsError    an address outside the memory it names
+        ├── LayoutError         shared memory read in another swizzle than it was written in
+        └── IndexOverflowError  an address or an index made from integers that wrapped
 
 A message names the argument, what was expected and what came.
 """
@@ -25,6 +27,7 @@ A message names the argument, what was expected and what came.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
 
 class DGNumbaError(Exception):
@@ -73,12 +76,23 @@ class LaunchError(DGNumbaError):
 class EmulationError(DGNumbaError):
     """The interpreted kernel did something that the hardware forbids or leaves undefined.
 
-    `problem` is the message alone; `where` says which thread, operation and source line (empty
-    outside a kernel).
+    `problem` is the message alone; `where` says which thread, operation and source line (empty outside a kernel). The same as data:
+
+    kind           what is wrong, in a word: "race", "missing-wait", "bounds", ... (`emu.checks.report` lists them)
+    address        in shared or global memory, or None
+    threads, block numbers of the threads in their block, and its index; () and None outside a kernel
+    op             the operation
+    file, line, source   of the kernel; "", 0 and "" when no line of it is to blame
     """
 
-    def __init__(self, problem: str, where: str = "") -> None:
+    usual_kind: ClassVar[str] = "misuse"
+
+    def __init__(self, problem: str, where: str = "", *, kind: str = "", address: int | None = None) -> None:
         self.problem, self.where = problem, where
+        self.kind, self.address = kind or self.usual_kind, None if address is None else int(address)
+        self.threads: tuple[int, ...] = ()
+        self.block: tuple[int, int, int] | None = None
+        self.op, self.file, self.line, self.source = "", "", 0, ""
         super().__init__(problem)
 
     def __str__(self) -> str:
@@ -86,35 +100,64 @@ class EmulationError(DGNumbaError):
 
 
 class DeadlockError(EmulationError):
-    """Nothing can run, and something has not finished."""
+    """Nothing can run, and something has not finished; `graph` says who waits for whom (`emu.checks.waits.WaitGraph`)."""
+
+    usual_kind = "deadlock"
+    graph: Any = None
 
 
 class DivergenceError(EmulationError):
     """A collective operation was met by only part of the threads that it needs."""
 
+    usual_kind = "divergence"
+
 
 class RaceError(EmulationError):
     """Two accesses conflict, and nothing orders one before the other."""
+
+    usual_kind = "race"
 
 
 class ProxyError(RaceError):
     """The generic and the asynchronous proxy meet at one address without fence.proxy.async between them."""
 
+    usual_kind = "proxy"
+
 
 class UninitializedError(EmulationError):
     """A read of shared memory, local memory or registers that nothing wrote."""
+
+    usual_kind = "uninitialized"
 
 
 class BarrierError(EmulationError):
     """An mbarrier, or a named barrier, used against its rules."""
 
+    usual_kind = "mbarrier"
+
 
 class AsyncError(EmulationError):
     """Asynchronous work used, or left behind, before it was waited for."""
 
+    usual_kind = "async"
+
 
 class OutOfBoundsError(EmulationError):
     """An access outside the memory that it names, or misaligned for its size."""
+
+    usual_kind = "bounds"
+
+
+class LayoutError(EmulationError):
+    """Shared memory read in another swizzle than it was written in."""
+
+    usual_kind = "swizzle"
+
+
+class IndexOverflowError(EmulationError):
+    """An address or an index made from integers that wrapped."""
+
+    usual_kind = "overflow"
 
 
 def guess(given: object, known: Iterable[str]) -> str:

@@ -24,9 +24,13 @@ class MBarrier:
 
     def __init__(self, cta: Cta, address: int, count: int, thread: Thread) -> None:
         if address % 8:
-            raise OutOfBoundsError(f"mbarrier at {cta.smem.text(address)}: expected an address that is a multiple of 8")
+            raise OutOfBoundsError(
+                f"mbarrier at {cta.smem.text(address)}: expected an address that is a multiple of 8", kind="misaligned", address=address
+            )
         if not 1 <= count <= MAX_COUNT:
-            raise BarrierError(f"mbarrier at {cta.smem.text(address)}: expected a count from 1 to {MAX_COUNT}, got {count}")
+            raise BarrierError(
+                f"mbarrier at {cta.smem.text(address)}: expected a count from 1 to {MAX_COUNT}, got {count}", address=address
+            )
         self.cta, self.address, self.count = cta, address, count
         self.pending, self.tx, self.phase = count, 0, 0
         self.name = cta.smem.text(address)
@@ -48,14 +52,17 @@ class MBarrier:
         """Raise unless the init is ordered before what `thread` does now."""
         uid, epoch = self._initialised
         if not self._clocks.knows(thread.uid, uid, epoch):
-            raise BarrierError(f"mbarrier {self.name}: no barrier orders its init, by {self._who([uid])}, before this use of it")
+            raise BarrierError(
+                f"mbarrier {self.name}: no barrier orders its init, by {self._who([uid])}, before this use of it", address=self.address
+            )
 
     def _check_fenced(self, thread: Thread) -> None:
         uid, _ = self._initialised
         if self.fenced_at is None or not self._clocks.knows(thread.uid, uid, self.fenced_at):
             raise BarrierError(
                 f"mbarrier {self.name}: an asynchronous copy completes on it, but {self._who([uid])} has not executed fence.mbarrier_init "
-                "between its init and the barrier that follows"
+                "between its init and the barrier that follows",
+                address=self.address,
             )
 
     def _who(self, uids: list[int]) -> str:
@@ -69,7 +76,8 @@ class MBarrier:
         if count > self.pending:
             raise BarrierError(
                 f"mbarrier {self.name}: arrival beyond its count of {self.count} in phase {self.phase}; "
-                f"before it arrived {self._who(self._arrived)}" + (f"; {self.tx} transaction bytes are still to come" if self.tx else "")
+                f"before it arrived {self._who(self._arrived)}" + (f"; {self.tx} transaction bytes are still to come" if self.tx else ""),
+                address=self.address,
             )
         if thread.cta is not self.cta:
             self.cta.touched_by_peer(thread, f"mbarrier.arrive at {self.name}")
@@ -83,7 +91,9 @@ class MBarrier:
         """Expect `nbytes` more transaction bytes in this phase."""
         self.tx += int(nbytes)
         if self.tx > MAX_COUNT:
-            raise BarrierError(f"mbarrier {self.name}: {self.tx} transaction bytes expected in one phase, at most {MAX_COUNT} can be")
+            raise BarrierError(
+                f"mbarrier {self.name}: {self.tx} transaction bytes expected in one phase, at most {MAX_COUNT} can be", address=self.address
+            )
 
     def arrive_expect_tx(self, nbytes: int) -> None:
         """Expect bytes, then arrive."""
@@ -113,7 +123,9 @@ class MBarrier:
     def wait(self, parity: int) -> None:
         """The running thread waits for the phase of this parity."""
         if self.cta.cluster.machine.thread().cta is not self.cta:
-            raise BarrierError(f"mbarrier {self.name}: waited on from another CTA; only arrivals and copies may come from there")
+            raise BarrierError(
+                f"mbarrier {self.name}: waited on from another CTA; only arrivals and copies may come from there", address=self.address
+            )
         if not self._is_complete(parity):
             before = self.phase
             thread = self.cta.cluster.machine.thread()
@@ -121,13 +133,14 @@ class MBarrier:
             if self.phase > before + 1:
                 raise BarrierError(
                     f"mbarrier {self.name}: phases {before} and {before + 1} both completed while this thread waited for parity {int(parity)}: on "
-                    "the GPU it may miss both; a barrier may not run ahead of those who wait on it"
+                    "the GPU it may miss both; a barrier may not run ahead of those who wait on it",
+                    address=self.address,
                 )
         self.test(parity)
 
     def _is_complete(self, parity: int) -> bool:
         if parity not in (0, 1):
-            raise BarrierError(f"mbarrier {self.name}: expected parity 0 or 1, got {int(parity)}")
+            raise BarrierError(f"mbarrier {self.name}: expected parity 0 or 1, got {int(parity)}", address=self.address)
         return self.phase & 1 != parity
 
     def _why(self, parity: int) -> str:
@@ -146,7 +159,7 @@ class MBarrier:
         thread = cluster.machine.thread()
         self._check_fenced(thread)
         if thread.cta is not self.cta and self.cta.exited:
-            raise EmulationError(f"{op.name}: the peer, CTA {self.cta.rank} of the cluster, has exited")
+            raise EmulationError(f"{op.name}: the peer, CTA {self.cta.rank} of the cluster, has exited", kind="peer", address=self.address)
         if self._agent is None:
             self._agent = self._clocks.new_agent()
         self._issued += 1
@@ -213,10 +226,14 @@ class NamedBarrier:
         nthreads, total = None if nthreads is None else int(nthreads), len(self._cta.threads)
         if nthreads is not None and (nthreads < 1 or nthreads % 32 or nthreads > total):
             raise BarrierError(
-                f"named barrier {self._number}: expected a multiple of 32 threads, at most the CTA's {total}, got {nthreads}"
+                f"named barrier {self._number}: expected a multiple of 32 threads, at most the CTA's {total}, got {nthreads}",
+                kind="named-barrier",
             )
         if self._present and self._expected != nthreads:
-            raise BarrierError(f"named barrier {self._number}: {nthreads} threads said here, {self._expected} by those who came before")
+            raise BarrierError(
+                f"named barrier {self._number}: {nthreads} threads said here, {self._expected} by those who came before",
+                kind="named-barrier",
+            )
         self._expected = nthreads
         machine = self._cta.cluster.machine
         here = machine.sites.here(machine.thread().op)
@@ -271,7 +288,7 @@ class ClusterBarrier:
         """The running thread, or meeting, arrives; `relaxed`: publishing only what its last fence.mbarrier_init released."""
         for thread in self._cluster.machine.lanes():
             if thread.uid in self._waits:
-                raise BarrierError("barrier.cluster.arrive: again without barrier.cluster.wait between")
+                raise BarrierError("barrier.cluster.arrive: again without barrier.cluster.wait between", kind="named-barrier")
             if not relaxed:
                 self._published.add(thread.uid)
             elif thread.released is not None:
@@ -294,7 +311,7 @@ class ClusterBarrier:
         machine = self._cluster.machine
         lanes = machine.lanes()
         if any(thread.uid not in self._waits for thread in lanes):
-            raise BarrierError("barrier.cluster.wait: without barrier.cluster.arrive before")
+            raise BarrierError("barrier.cluster.wait: without barrier.cluster.arrive before", kind="named-barrier")
         generation = max(self._waits.pop(thread.uid) for thread in lanes)
         machine.thread().until(lambda: self._generation > generation, self._why, is_barrier=True)
         assert self._done is not None

@@ -47,7 +47,7 @@ class Cluster:
         """The CTA of a shared::cluster address, and the address in it."""
         rank, local = divmod(address, WINDOW)
         if not 0 < rank <= self.size:
-            raise OutOfBoundsError(f"shared::cluster address {address:#x}: no CTA of this cluster of {self.size} is there")
+            raise OutOfBoundsError(f"shared::cluster address {address:#x}: no CTA of this cluster of {self.size} is there", address=address)
         return self.ctas[rank - 1], local
 
     def resolve(self, address: int, thread: Thread) -> tuple[SharedMemory, int]:

@@ -90,7 +90,7 @@ class Cta:
         """Named barrier `number`, 0 to 15."""
         number = int(number)
         if not 0 <= number < 16:
-            raise BarrierError(f"named barrier: expected a number from 0 to 15, got {number}")
+            raise BarrierError(f"named barrier: expected a number from 0 to 15, got {number}", kind="named-barrier")
         return self._named.setdefault(number, NamedBarrier(self, number))
 
     @property
@@ -102,7 +102,9 @@ class Cta:
         """The running thread makes an mbarrier at `address`."""
         thread, address, count = self.cluster.machine.thread(), int(address), int(count)
         if address in self.mbarriers:
-            raise BarrierError(f"mbarrier {self.mbarriers[address].name}: initialised again while in use; mbarrier.inval comes first")
+            raise BarrierError(
+                f"mbarrier {self.mbarriers[address].name}: initialised again while in use; mbarrier.inval comes first", address=address
+            )
         barrier = MBarrier(self, address, count, thread)
         self.smem.place_barrier(address)
         self.mbarriers[address] = barrier
@@ -116,8 +118,10 @@ class Cta:
         barrier = cta.mbarriers.get(address)
         if barrier is None:
             if address % 8:
-                raise OutOfBoundsError(f"mbarrier at {cta.smem.text(address)}: expected an address that is a multiple of 8")
-            raise BarrierError(f"mbarrier at {cta.smem.text(address)}: used, but no mbarrier.init has been executed there")
+                raise OutOfBoundsError(
+                    f"mbarrier at {cta.smem.text(address)}: expected an address that is a multiple of 8", kind="misaligned", address=address
+                )
+            raise BarrierError(f"mbarrier at {cta.smem.text(address)}: used, but no mbarrier.init has been executed there", address=address)
         barrier.check_visible(thread)
         return barrier
 
@@ -138,7 +142,7 @@ class Cta:
     def touched_by_peer(self, thread: Thread, how: str) -> None:
         """A thread of another CTA touches this one's memory: it must be there, and must not end before it knows."""
         if self.exited:
-            raise RaceError(f"{how}: the peer, CTA {self.rank} of the cluster, has exited; nothing kept it alive")
+            raise RaceError(f"{how}: the peer, CTA {self.rank} of the cluster, has exited; nothing kept it alive", kind="peer")
         self._touched[thread.uid] = (self.cluster.clocks.now[thread.uid], f"{how} by {self.cluster.thread_text([thread.uid])}")
 
     def on_exit(self, thread: Thread) -> None:
@@ -165,7 +169,7 @@ class Cta:
         rows = self.rows()
         for uid, (epoch, how) in self._touched.items():
             if all(row[uid] < epoch for row in rows):
-                raise RaceError(f"{self.text} may exit before {how}: none of its threads waits for that")
+                raise RaceError(f"{self.text} may exit before {how}: none of its threads waits for that", kind="peer")
 
     @property
     def text(self) -> str:

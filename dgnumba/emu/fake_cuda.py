@@ -17,7 +17,7 @@ from ..errors import EmulationError
 from ..integers import alike, u32, u64
 from .arrays import CheckedArray, GlobalArray, LocalArray, SharedArray, dtype_of, scalar
 from .machine import thread
-from .threads import WARP_SIZE, Thread
+from .threads import IN_KERNEL, WARP_SIZE, Thread
 from .warp import WARP_OPS
 
 
@@ -98,9 +98,12 @@ class _Atomic:
     @staticmethod
     def _change(name: str, change: Callable[[Any, Any], Any]) -> Callable[..., Any]:
         def atomic(array: Any, index: Any, value: Any) -> Any:
-            thread().op = f"cuda.atomic.{name}"
+            t = thread()
+            t.op = f"cuda.atomic.{name}"
             operand = _element(array, value)
-            return array.atomic(_index(array, index), lambda old: change(old, operand))
+            old = array.atomic(_index(array, index), lambda old: change(old, operand))
+            t.op = IN_KERNEL
+            return old
 
         return atomic
 
@@ -131,6 +134,7 @@ class _Atomic:
         found = array.atomic(_index(array, index), lambda now: value if now == old else now)
         if found != old:
             t.pause()  # who fails to take a lock tries again: let its holder run
+        t.op = IN_KERNEL
         return found
 
     def compare_and_swap(self, array: Any, old: Any, value: Any) -> Any:
@@ -163,6 +167,7 @@ def _syncthreads() -> None:
     t.op = "cuda.syncthreads"
     t.machine.note("op", t.op, t.lanes)
     t.cta.barrier.sync()
+    t.op = IN_KERNEL
 
 
 def _reduce_over_cta(name: str, reduce: Callable[[Sequence[Any]], int]) -> Callable[[Any], int]:
@@ -265,7 +270,8 @@ class FakeCuda:
             return real  # a Numba number type: cuda.float32
         raise EmulationError(
             f"cuda.{name}: not emulated. Emulated are {', '.join(sorted(self.names()))}; what else a kernel needs is declared "
-            "with dgnumba.ptx.op, whose body says what it does"
+            "with dgnumba.ptx.op, whose body says what it does",
+            kind="unknown",
         )
 
 

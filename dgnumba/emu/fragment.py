@@ -32,14 +32,14 @@ class Fragment:
         """The registers, read by something that is not a wgmma."""
         if self._op is not None:
             state = "use what wgmma.wait returned, not what was given to it" if self._op.is_awaited else "wgmma.wait must come first"
-            raise AsyncError(f"accumulators of {self._op.name} used while in flight: {state}")
+            raise AsyncError(f"accumulators of {self._op.name} used while in flight: {state}", kind="in-flight")
         self._fences = thread().fences
         return self._values
 
     def for_wgmma(self, owner: Any) -> np.ndarray:
         """The registers of `owner`, taken by a wgmma as accumulators: they may be in flight, but not touched since the last fence."""
         if self._op is None and self._fences >= owner.fences:
-            raise AsyncError("accumulators used by a wgmma after an access of them: wgmma.fence must come between")
+            raise AsyncError("accumulators used by a wgmma after an access of them: wgmma.fence must come between", kind="in-flight")
         return self._values
 
     def settled(self) -> Fragment:

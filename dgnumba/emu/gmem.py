@@ -36,15 +36,18 @@ class GlobalMemory:
         """The `nbytes` bytes at `address`, a view; raise if they are not in one array."""
         address = int(address)
         if address % align:
-            raise OutOfBoundsError(f"global address {address:#x}: expected a multiple of {align} for {nbytes} bytes")
+            raise OutOfBoundsError(
+                f"global address {address:#x}: expected a multiple of {align} for {nbytes} bytes", kind="misaligned", address=address
+            )
         around = [a for a in self._arrays if a.first <= address and address + nbytes <= a.end]
         if not around:
             raise OutOfBoundsError(
-                f"global address {address:#x}: {nbytes} bytes from there are in no array of the launch; {self._nearest(address)}"
+                f"global address {address:#x}: {nbytes} bytes from there are in no array of the launch; {self._nearest(address)}",
+                address=address,
             )
         found = next((a for a in around if a.is_writable), None) if write else around[0]
         if found is None:
-            raise OutOfBoundsError(f"global address {address:#x}: write to {around[0].name}, which is read-only")
+            raise OutOfBoundsError(f"global address {address:#x}: write to {around[0].name}, which is read-only", address=address)
         return found.data[address - found.first : address - found.first + nbytes]
 
     def load(self, address: int, nbytes: int, align: int | None = None) -> bytes:

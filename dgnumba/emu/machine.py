@@ -12,7 +12,7 @@ from greenlet import getcurrent
 from ..errors import EmulationError
 from .gmem import GlobalMemory
 from .observe import Hearers, Note, Observe
-from .source import Sites
+from .source import Site, Sites
 from .threads import Thread
 
 if TYPE_CHECKING:
@@ -75,15 +75,27 @@ class Machine:
             )
         return int(self._label_offsets[self._labels.index(label)])
 
-    def where(self, thread: Thread, traceback: TracebackType | None) -> str:
-        """Who raised an error, in which operation and on which line of the kernel."""
-        site = None
+    def site_of(self, thread: Thread, traceback: TracebackType | None) -> Site:
+        """The operation and the line of the kernel from which an error came."""
+        site = Site(thread.op, None, 0)
         while traceback is not None:
             if self.sites.is_kernel(traceback.tb_frame):
-                site = self.sites.known[self.sites.number(thread.op, traceback.tb_frame)]._replace(instruction=traceback.tb_lasti)
+                site = Site(thread.op, traceback.tb_frame.f_code, traceback.tb_lasti)
             traceback = traceback.tb_next
-        who = thread.cta.cluster.thread_text([t.uid for t in thread.lanes])
-        return f"{who}, {site or thread.op}"
+        return site
+
+    def where(self, thread: Thread, site: Site) -> str:
+        """Who raised an error, in which operation and on which line of the kernel."""
+        return f"{thread.cta.cluster.thread_text([t.uid for t in thread.lanes])}, {site}"
+
+    def blame(self, error: EmulationError, thread: Thread, place: str = "") -> None:
+        """Let `error` say who raised it, where; unless it does already. `place` stands in the place of the site's words."""
+        if error.where:
+            return
+        site = self.site_of(thread, error.__traceback__)
+        error.where = place or self.where(thread, site)
+        error.threads, error.block = tuple(t.index for t in thread.lanes), thread.cta.block_idx
+        error.op, error.file, error.line, error.source = site.op, site.file, site.line, site.source
 
     def note(
         self, kind: str, op: str, threads: Sequence[Thread], detail: str = "", phase: int = -1, amount: int = 0, cta: Cta | None = None

@@ -64,10 +64,15 @@ class SharedMemory:
             static = f", static arrays [{self._static:#x}, {self._static_end:#x})" if self._static_end > self._static else ""
             raise OutOfBoundsError(
                 f"shared address {self.text(address)}: {nbytes} bytes from there are not in this CTA's shared memory "
-                f"(dynamic [{self.base:#x}, {self.dynamic_end:#x}){static})"
+                f"(dynamic [{self.base:#x}, {self.dynamic_end:#x}){static})",
+                address=address,
             )
         if address % align:
-            raise OutOfBoundsError(f"shared address {self.text(address)}: expected a multiple of {align} for {nbytes} bytes")
+            raise OutOfBoundsError(
+                f"shared address {self.text(address)}: expected a multiple of {align} for {nbytes} bytes",
+                kind="misaligned",
+                address=address,
+            )
 
     def text(self, address: int) -> str:
         """`address` with the label it has in this run, if any."""
@@ -212,7 +217,10 @@ class SharedMemory:
             address = region.address_of(int(np.argmax(region.of_bytes(self._stamps).ravel() == stamp)))
             is_late = clocks.fenced[event.agent] >= event.epoch
             why = "but no barrier after its fence.proxy.async orders the two" if is_late else "without fence.proxy.async by the writer"
-            raise ProxyError(f"shared memory at {self.text(address)}: the async proxy {access}s what {self.describe(event)} wrote, {why}")
+            raise ProxyError(
+                f"shared memory at {self.text(address)}: the async proxy {access}s what {self.describe(event)} wrote, {why}",
+                address=address,
+            )
 
     def tell_transfer(self, op: str, kind: str, region: Region) -> None:
         """Tell who looks on that an asynchronous operation issued now reads or writes `region`."""
@@ -252,14 +260,20 @@ class SharedMemory:
             return
         address = region.address_of(int(np.argmax(region.of_bytes(self._stamps).ravel() == stamp)))
         if stamp == BARRIER:
-            raise BarrierError(f"shared memory at {self.text(address)}: {access} of {region.nbytes} bytes in which an mbarrier lies")
-        raise UninitializedError(f"shared memory at {self.text(address)}: read of {region.nbytes} bytes, of which nothing wrote this one")
+            raise BarrierError(
+                f"shared memory at {self.text(address)}: {access} of {region.nbytes} bytes in which an mbarrier lies", address=address
+            )
+        raise UninitializedError(
+            f"shared memory at {self.text(address)}: read of {region.nbytes} bytes, of which nothing wrote this one", address=address
+        )
 
     def _race(self, access: str, address: int, nbytes: int, event: Event, other: str) -> NoReturn:
         is_async = self._clocks.is_async(event.agent)
         why = "this is not ordered after a wait for it to finish" if is_async else "no barrier orders the two"
         raise RaceError(
-            f"shared memory at {self.text(address)}: {access} of {nbytes} bytes races with the {other} by {self.describe(event)}: {why}"
+            f"shared memory at {self.text(address)}: {access} of {nbytes} bytes races with the {other} by {self.describe(event)}: {why}",
+            kind="missing-wait" if is_async else "",
+            address=address,
         )
 
 

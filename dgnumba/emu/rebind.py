@@ -148,7 +148,8 @@ def names_of(code: CodeType) -> set[str]:
 def _without_meaning(name: str) -> Callable[..., Any]:
     def refuse(*args: Any) -> Any:
         raise EmulationError(
-            f"{name}: what only Numba compiles has no meaning in Python; declare it with dgnumba.ptx.op, whose body says what it does"
+            f"{name}: what only Numba compiles has no meaning in Python; declare it with dgnumba.ptx.op, whose body says what it does",
+            kind="unknown",
         )
 
     return refuse

@@ -62,7 +62,7 @@ class Schedule:
             try:
                 thread.cta.on_exit(thread)
             except EmulationError as error:
-                error.where = error.where or f"the end of {self._cluster.thread_text([thread.uid])}"
+                self._cluster.machine.blame(error, thread, f"the end of {self._cluster.thread_text([thread.uid])}")
                 raise
 
     def _land(self, blocked: dict[Thread, None]) -> bool:

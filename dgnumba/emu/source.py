@@ -27,13 +27,21 @@ class Site(NamedTuple):
         return self.code.co_firstlineno
 
     @property
+    def file(self) -> str:
+        """The path of the kernel's file, or ""."""
+        return "" if self.code is None else self.code.co_filename
+
+    @property
+    def source(self) -> str:
+        """The text of the line."""
+        return linecache.getline(self.file, self.line).strip() if self.code else ""
+
+    @property
     def place(self) -> str:
         """``gemm.py:120: tma.load_2d(smem_a, tmap_a, bar, k, m)``."""
         if self.code is None:
             return "no line of the kernel"
-        name, line = self.code.co_filename, self.line
-        text = linecache.getline(name, line).strip()
-        return f"{os.path.basename(name)}:{line}" + (f": {text}" if text else "")
+        return f"{os.path.basename(self.file)}:{self.line}" + (f": {self.source}" if self.source else "")
 
     def __str__(self) -> str:
         """``tma.load_2d at gemm.py:120: tma.load_2d(smem_a, tmap_a, bar, k, m)``."""

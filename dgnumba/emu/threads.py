@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from greenlet import greenlet
 
-from ..errors import AsyncError, DivergenceError, EmulationError
+from ..errors import AsyncError, DivergenceError, EmulationError, UninitializedError
 from .async_ops import GroupQueue
 from .clocks import Row
 from .source import threads_text
@@ -70,10 +71,14 @@ class Thread(greenlet):  # type: ignore[misc]
                 machine.kernel(*machine.args)
             self._check_exit()
         except EmulationError as error:
-            error.where = error.where or machine.where(self, error.__traceback__)
+            machine.blame(error, self)
             raise
         except Exception as error:
-            error.add_note(f"raised by emulated {machine.where(self, error.__traceback__)}")
+            error.add_note(f"raised by emulated {machine.where(self, machine.site_of(self, error.__traceback__))}")
+            if isinstance(error, UnboundLocalError) and machine.sites.is_kernel(_innermost(error).tb_frame):
+                unset = UninitializedError(f"{error}: no path to here has set it, and the GPU reads whatever its register holds")
+                machine.blame(unset.with_traceback(error.__traceback__), self)
+                raise unset from error
             raise
 
     # Time
@@ -251,6 +256,14 @@ class Group:
                     self._refuse_missing(meeting)
                 elif not meeting.missing():
                     thread.cta.cluster.schedule.wake([next(iter(meeting.args))])
+
+
+def _innermost(error: Exception) -> TracebackType:
+    traceback = error.__traceback__
+    assert traceback is not None
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback
 
 
 def _are(numbers: list[int]) -> str:

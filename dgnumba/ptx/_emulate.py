@@ -46,7 +46,8 @@ class Box:
             )
         if first[0] * size % CHUNK:
             raise OutOfBoundsError(
-                f"TMA: expected an innermost coordinate that is a multiple of {CHUNK} bytes ({CHUNK // size} of {tmap.dtype}), got {first[0]}"
+                f"TMA: expected an innermost coordinate that is a multiple of {CHUNK} bytes ({CHUNK // size} of {tmap.dtype}), got {first[0]}",
+                kind="misaligned",
             )
         if is_store and min(first) < 0:  # a load may begin before the tensor
             raise OutOfBoundsError(f"TMA: expected coordinates of 0 or more for a store, got {first}")
@@ -74,7 +75,9 @@ class Box:
     def check_address(self, address: int) -> None:
         """Raise unless TMA takes this shared address."""
         if address % 128:
-            raise OutOfBoundsError(f"TMA: expected a shared address that is a multiple of 128, got {address:#x}")
+            raise OutOfBoundsError(
+                f"TMA: expected a shared address that is a multiple of 128, got {address:#x}", kind="misaligned", address=address
+            )
 
 
 def _tensor_bytes(tmap: TensorMap, row: int, is_store: bool) -> Bytes:
@@ -138,7 +141,9 @@ def bulk_load(name: str, dst: int, src: int, nbytes: int, bar: int) -> None:
     region = Region(int(dst), int(nbytes))
     for what, value in (("dst", dst), ("src", src), ("nbytes", nbytes)):
         if value % CHUNK:
-            raise OutOfBoundsError(f"{name}: expected {what} to be a multiple of {CHUNK}, got {int(value):#x}")
+            raise OutOfBoundsError(
+                f"{name}: expected {what} to be a multiple of {CHUNK}, got {int(value):#x}", kind="misaligned", address=value
+            )
     source = here.gmem.bytes_at(int(src), int(nbytes), CHUNK)
     here.mbarrier(bar).load(AsyncOp(name, lambda: here.smem.poke(region, source), writes=[region]), region.nbytes)
 
@@ -181,7 +186,9 @@ def _operand(name: str, low_word: int, layout: SmemDescriptor, rows: int) -> Reg
     address, stride, mode = SmemDescriptor.decode(layout.high << 32 | int(low_word))
     tile = address - address % mode
     if tile % ALIGNMENT[mode]:
-        raise OutOfBoundsError(f"{name}: a tile with swizzle {mode} begins at a multiple of {ALIGNMENT[mode]}, got {tile:#x}")
+        raise OutOfBoundsError(
+            f"{name}: a tile with swizzle {mode} begins at a multiple of {ALIGNMENT[mode]}, got {tile:#x}", kind="misaligned", address=tile
+        )
     return Region.of(_operand_chunks(address, rows, stride, mode))
 
 

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "dgnumba"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
-    {"_version", "arithmetic", "data", "dtypes", "errors", "integers", "store"},
+    {"_version", "arithmetic", "data", "dtypes", "errors", "integers", "store", "wrapping"},
     {"_numba", "driver", "xp"},
     {"device", "int4_problem", "layouts", "problem"},
     {"emu"},

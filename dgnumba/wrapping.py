@@ -31,7 +31,7 @@ class _Watch:
     """Who is told; one at a time."""
 
     origin: Callable[[str], Any] | None = None
-    used: Callable[[Any], None] | None = None
+    used: Callable[[Any, bool], None] | None = None
 
 
 def exact_of(value: Any) -> int | None:
@@ -42,8 +42,8 @@ def exact_of(value: Any) -> int | None:
 def tell_used(value: Any) -> Any:
     """`value`, a number or a tuple of them, after whoever watches has heard of those that wrapped: what arrays do with their index."""
     for number in value if isinstance(value, tuple) else (value,):
-        if isinstance(number, _Wrapped):
-            int(number)
+        if isinstance(number, _Wrapped) and _Watch.used is not None:
+            _Watch.used(number, True)
     return value
 
 
@@ -55,7 +55,7 @@ class _Wrapped(_Unsigned):
 
     def __int__(self) -> int:
         if _Watch.used is not None:
-            _Watch.used(self)
+            _Watch.used(self, False)
         return index(self)
 
     def __neg__(self) -> Any:
@@ -184,12 +184,12 @@ def _watched_new(cls: Any, value: Any = 0) -> Any:
 
 
 @contextmanager
-def watching(origin: Callable[[str], Any], used: Callable[[Any], None]) -> Iterator[None]:
+def watching(origin: Callable[[str], Any], used: Callable[[Any, bool], None]) -> Iterator[None]:
     """Let unsigned integers of this process remember their exact values.
 
     origin  called with the operator ("add", "sub", "mul", "lshift", "neg", "invert") when numbers that have not wrapped do; what it gives is kept as
             `.origin` in all that is computed from the result
-    used    called with a number that has wrapped when ``int`` is asked of it, or an array is indexed by it
+    used    called with a number that has wrapped when ``int`` is asked of it (and False), or an array is indexed by it (and True)
     """
     if _Watch.origin is not None:
         raise RuntimeError("watching: integers are watched already")

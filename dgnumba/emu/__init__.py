@@ -7,7 +7,7 @@ The bodies of `dgnumba.ptx`'s operations use the rest: `thread`, `cta`, `warpgro
 from .async_ops import AsyncOp
 from .fragment import Fragment
 from .machine import thread
-from .observe import Access, Note, Observer, Transfer
+from .observe import Access, Move, Note, Observer, Transfer
 from .region import Region
 from .run import CLUSTER, CTA, THREAD, WARP, WARPGROUP, compose, cta, lanes, perform, run, uniform, warpgroup
 from .stepping import Session, step
@@ -24,6 +24,7 @@ __all__ = [
     "AsyncOp",
     "BarrierView",
     "Fragment",
+    "Move",
     "Note",
     "Observer",
     "Region",

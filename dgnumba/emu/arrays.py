@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import OutOfBoundsError, UninitializedError
+from ..wrapping import tell_used
 from .memory import SharedMemory
 from .observe import Access
 
@@ -69,6 +70,7 @@ class CheckedArray:
         raise NotImplementedError
 
     def _out_of_bounds(self, index: Any) -> OutOfBoundsError:
+        tell_used(index)
         return OutOfBoundsError(f"{self.name}[{index}]: out of bounds for shape {self.shape} of {self.dtype}")
 
 
@@ -132,6 +134,7 @@ class GlobalArray(CheckedArray):
 
     def _tell(self, index: Any, kind: str) -> None:
         """Tell who looks on which bytes an access of elements touches, one by one."""
+        tell_used(index)
         assert self._tell_access is not None
         touched = self._array[(*(index if isinstance(index, tuple) else (index,)), np.newaxis)]
         first = touched.__array_interface__["data"][0]
@@ -190,6 +193,8 @@ class SharedArray(CheckedArray):
         return self._base + (int(self._offsets.flat[0]) if self._offsets.size else 0)
 
     def _place(self, index: Any) -> Any:
+        if self._smem.is_heard:
+            tell_used(index)
         try:
             return self._offsets[index]
         except IndexError:

@@ -45,6 +45,8 @@ class MBarrier:
         self.loads: deque[tuple[AsyncOp, int, int]] = deque()  # in flight: what, its bytes, its epoch
         self._last_load = ""
         self._arrived: list[int] = []
+        self._arrivers: set[int] = set()  # of all phases, and who issued its copies: who may be waited for
+        self._loaders: set[int] = set()
 
     # Who may use it
 
@@ -83,6 +85,7 @@ class MBarrier:
             self.cta.touched_by_peer(thread, f"mbarrier.arrive at {self.name}")
         self._published.add(thread.uid)
         self._arrived.append(thread.uid)
+        self._arrivers.add(thread.uid)
         self.cta.cluster.machine.note("arrive", thread.op, [thread], self.name, self.phase, cta=self.cta)
         self.pending -= count
         self._complete_if_due()
@@ -129,7 +132,7 @@ class MBarrier:
         if not self._is_complete(parity):
             before = self.phase
             thread = self.cta.cluster.machine.thread()
-            thread.until(lambda: self._is_complete(parity), lambda: self._why(parity), on=self)
+            thread.until(lambda: self._is_complete(parity), lambda: self._why(parity), on=self, owed=self._owed)
             if self.phase > before + 1:
                 raise BarrierError(
                     f"mbarrier {self.name}: phases {before} and {before + 1} both completed while this thread waited for parity {int(parity)}: on "
@@ -151,6 +154,10 @@ class MBarrier:
             missing += f", {-self.tx} transaction bytes more than were expected"
         return f"mbarrier.wait({self.name}, parity {int(parity)}) [phase {self.phase}: {missing}]"
 
+    def _owed(self) -> set[int]:
+        arrivals = self._arrivers - set(self._arrived) if self.pending else set()
+        return arrivals | (self._loaders or self._arrivers if self.tx else set())
+
     # Copies that complete here
 
     def load(self, op: AsyncOp, nbytes: int) -> None:
@@ -163,6 +170,7 @@ class MBarrier:
         if self._agent is None:
             self._agent = self._clocks.new_agent()
         self._issued += 1
+        self._loaders.add(thread.uid)
         event = self._clocks.event(Event(self._agent, self._issued, cluster.machine.sites.here(op.name), thread.uid))
         op.enter(self.cta.smem, self._agent, self._clocks.full_row([thread.uid]), event)
         self.loads.append((op, nbytes, self._issued))
@@ -202,6 +210,7 @@ class NamedBarrier:
         self._arrived: list[Thread] = []
         self._published: Knowledge | None = None
         self._warps: dict[int, int] = {}  # warp -> the place in the source where its lanes came
+        self._comers: set[int] = set()  # of all generations
 
     def sync(self, nthreads: int | None = None) -> None:
         """The running thread, or meeting, arrives and waits until `nthreads` have (None: all of the CTA that have not exited)."""
@@ -209,7 +218,7 @@ class NamedBarrier:
         generation = self._generation
         self.complete_if_due()
         thread = self._cta.cluster.machine.thread()
-        thread.until(lambda: self._generation != generation, self._why, is_barrier=True)
+        thread.until(lambda: self._generation != generation, self._why, is_barrier=True, owed=self._owed)
         thread.machine.note("pass", thread.op, thread.lanes, self._name, generation)
 
     def arrive(self, nthreads: int) -> None:
@@ -238,6 +247,7 @@ class NamedBarrier:
         machine = self._cta.cluster.machine
         here = machine.sites.here(machine.thread().op)
         for thread in machine.lanes():
+            self._comers.add(thread.uid)
             there = self._warps.setdefault(thread.warp, here)
             if not machine.sites.are_one_line(there, here):
                 raise DivergenceError(
@@ -263,6 +273,12 @@ class NamedBarrier:
         clocks.meet(uids)
         self._generation += 1
         self._waiting, self._arrived, self._published, self._warps = [], [], None, {}
+
+    def _owed(self) -> set[int]:
+        there = {t.uid for t in (*self._waiting, *self._arrived)}
+        if self._expected is None or self._expected == len(self._cta.threads):
+            return {t.uid for t in self._cta.threads if not t.exited} - there
+        return (self._comers - there) or {t.uid for t in self._cta.threads} - there
 
     def _why(self) -> str:
         expected = self._cta.live if self._expected is None else self._expected
@@ -313,11 +329,14 @@ class ClusterBarrier:
         if any(thread.uid not in self._waits for thread in lanes):
             raise BarrierError("barrier.cluster.wait: without barrier.cluster.arrive before", kind="named-barrier")
         generation = max(self._waits.pop(thread.uid) for thread in lanes)
-        machine.thread().until(lambda: self._generation > generation, self._why, is_barrier=True)
+        machine.thread().until(lambda: self._generation > generation, self._why, is_barrier=True, owed=self._owed)
         assert self._done is not None
         for thread in lanes:
             self._cluster.clocks.acquire(thread.uid, self._done)
         machine.note("pass", machine.thread().op, lanes, CLUSTER_BARRIER, generation, cta=self._cluster.ctas[0])
+
+    def _owed(self) -> set[int]:
+        return self._cluster.live - self._arrived
 
     def _why(self) -> str:
         return f"barrier.cluster.wait [{len(self._arrived)} of {len(self._cluster.live)} threads arrived]"

@@ -45,6 +45,11 @@ class SharedMemory:
         self._was_read = np.zeros(room // CHUNK, bool)
         self._bulk_reads: dict[int, np.ndarray] = {}  # asynchronous agent -> for each granule its last read
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether anybody hears of its accesses."""
+        return self._tell_access is not None
+
     # Layout
 
     def allocate(self, nbytes: int, align: int = CHUNK) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import numpy as np
 from greenlet import getcurrent
 
 from .source import Site, threads_text
@@ -94,6 +95,22 @@ class Transfer(NamedTuple):
     thread: Thread
 
 
+class Move(NamedTuple):
+    """A box that an asynchronous copy moves between global and shared memory, told when it is issued by `thread`.
+
+    coordinates  as the kernel gave them, or the global address of a copy without a tensor
+    nbytes       of the box
+    in_tensor    the part of it that lies in the tensor: a view of global memory, in bytes
+    """
+
+    op: str
+    is_store: bool
+    coordinates: tuple[Any, ...]
+    nbytes: int
+    in_tensor: np.ndarray
+    thread: Thread
+
+
 class Observer:
     """Who looks on at a run: a subclass overrides what it wants to hear of.
 
@@ -121,6 +138,9 @@ class Observer:
     def transfer(self, transfer: Transfer) -> None:
         """Accesses of shared memory by asynchronous units."""
 
+    def move(self, move: Move) -> None:
+        """Boxes that asynchronous copies move."""
+
 
 Observe = Observer | Callable[[Note], None] | Iterable["Observer | Callable[[Note], None]"]
 """Who may look on: an observer, a function that takes notes, or several of these."""
@@ -132,6 +152,7 @@ class Hearers(NamedTuple):
     note: Callable[[Note], None] | None
     access: Callable[[Access], None] | None
     transfer: Callable[[Transfer], None] | None
+    move: Callable[[Move], None] | None
 
     @classmethod
     def of(cls, observe: Observe | None) -> Hearers:

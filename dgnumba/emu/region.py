@@ -13,16 +13,20 @@ WINDOW = 1 << 24  # shared::cluster addresses: (rank + 1) * WINDOW + the address
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """`nbytes` bytes from `address`, or, with `chunks`, the 16-byte chunks at these addresses (in any order, and shape)."""
+    """`nbytes` bytes from `address`, or, with `chunks`, the 16-byte chunks at these addresses (in any order, and shape).
+
+    layout  how the unit that touches them takes them to lie: (swizzle, bytes of a row); None if it does not matter to it
+    """
 
     address: int
     nbytes: int
     chunks: np.ndarray | None = None
+    layout: tuple[int, int] | None = None
 
     @classmethod
-    def of(cls, chunks: np.ndarray) -> Region:
+    def of(cls, chunks: np.ndarray, layout: tuple[int, int] | None = None) -> Region:
         """The 16-byte chunks at `chunks`, addresses in shared memory."""
-        return cls(int(chunks.min()), int(chunks.max()) + CHUNK - int(chunks.min()), chunks)
+        return cls(int(chunks.min()), int(chunks.max()) + CHUNK - int(chunks.min()), chunks, layout)
 
     @functools.cached_property
     def granules(self) -> slice | np.ndarray:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import DeadlockError, DivergenceError, EmulationError
 from .threads import Thread
+from .waits import wait_graph
 
 if TYPE_CHECKING:
     from .cluster import Cluster
@@ -84,7 +85,19 @@ class Schedule:
         exited = [t.uid for t in self._cluster.threads if t.exited]
         if exited:
             lines.append(f"{self._cluster.thread_text(exited)} exited")
-        raise DeadlockError("deadlock: " + ";\n  ".join(lines))
+        raise self._deadlock("deadlock: " + ";\n  ".join(lines), stuck[0])
+
+    def _deadlock(self, message: str, first: Thread) -> DeadlockError:
+        graph = wait_graph(self._cluster)
+        if graph.cycle:
+            message += ";\n  a circle: " + " -> ".join(node.text for node in (*graph.cycle, graph.cycle[0]))
+        error = DeadlockError(message)
+        error.graph = graph
+        site = first.site()
+        error.threads = next(node.threads for node in graph.nodes if first.index in node.threads and node.block == first.cta.block_idx)
+        error.block, error.op = first.cta.block_idx, site.op
+        error.file, error.line, error.source = site.file, site.line, site.source
+        return error
 
     def _report_divergence(self) -> None:
         """Raise if a meeting waits for threads that are in another meeting or barrier, and not merely for the same event."""

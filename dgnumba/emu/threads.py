@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,8 @@ from greenlet import greenlet
 from ..errors import AsyncError, DivergenceError, EmulationError, UninitializedError
 from .async_ops import GroupQueue
 from .clocks import Row
-from .source import threads_text
+from .source import Site, threads_text
+from .waits import nobody
 
 if TYPE_CHECKING:
     from .barriers import MBarrier
@@ -34,6 +35,7 @@ class Wait:
     on: MBarrier | None = None
     is_pause: bool = False
     is_barrier: bool = False  # a barrier of threads: others must come, not an event
+    owed: Callable[[], Iterable[int]] = nobody  # who could end it, as far as is known
 
 
 class Thread(greenlet):  # type: ignore[misc]
@@ -83,11 +85,14 @@ class Thread(greenlet):  # type: ignore[misc]
 
     # Time
 
-    def until(self, ready: Callable[[], bool], why: Callable[[], str], on: MBarrier | None = None, is_barrier: bool = False) -> None:
-        """Block until `ready()`; `why()` says what for; `on` is the mbarrier that is waited on, if any."""
+    def until(
+        self, ready: Callable[[], bool], why: Callable[[], str], on: MBarrier | None = None, is_barrier: bool = False,
+        owed: Callable[[], Iterable[int]] = nobody,
+    ) -> None:  # fmt: skip
+        """Block until `ready()`; `why()` says what for, `owed()` who could end it; `on` is the mbarrier that is waited on, if any."""
         if ready():
             return
-        self.waiting = Wait(ready, why, on, is_barrier=is_barrier)
+        self.waiting = Wait(ready, why, on, is_barrier=is_barrier, owed=owed)
         self.machine.note("block", self.op, self.lanes)
         self.parent.switch()
         self.machine.note("wake", self.op, self.lanes)
@@ -150,8 +155,12 @@ class Thread(greenlet):  # type: ignore[misc]
 
     def place(self) -> str:
         """Where in the kernel's source it stands: ``gemm.py:120: mbarrier.wait(full, phase)``."""
+        return self.site().place
+
+    def site(self) -> Site:
+        """The operation that it is in, and the line of the kernel."""
         sites = self.machine.sites
-        return sites[sites.number(self.op, self.gr_frame)].place
+        return sites[sites.number(self.op, self.gr_frame)]
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import DTYPES
-from ..emu import AsyncOp, Fragment, Region, cta, lanes, thread, uniform, warpgroup
+from ..emu import AsyncOp, Fragment, Move, Region, cta, lanes, thread, uniform, warpgroup
 from ..emu.tensor_core import multiply_add
 from ..errors import DivergenceError, EmulationError, OutOfBoundsError
 from ..integers import u32
@@ -68,6 +68,17 @@ class Box:
         """Whether all of it lies in the tensor."""
         return all(s == slice(0, extent) for s, extent in zip(self.inside, self.shape))
 
+    @property
+    def layout(self) -> tuple[int, int]:
+        """How it lies in shared memory: its swizzle, and the bytes of a row."""
+        return self.swizzle, self.shape[-1]
+
+    def tell(self, name: str, coordinates: Sequence[int], is_store: bool) -> None:
+        """Tell who looks on of the box that operation `name` moves."""
+        hears = thread().machine.hearers.move
+        if hears is not None:
+            hears(Move(name, is_store, tuple(coordinates), self.nbytes, self.in_tensor, thread()))
+
     def order(self, address: int) -> np.ndarray:
         """For each 16-byte chunk of the box, in order, its place in shared memory from `address` on, in chunks."""
         return _order(address % ALIGNMENT[self.swizzle], self.nbytes, self.swizzle)
@@ -101,9 +112,10 @@ def tma_load(name: str, dst: int, tmap: TensorMap, bar: int, coordinates: Sequen
     """Load a box into this CTA, or into every CTA of `mask`, each with its own mbarrier."""
     box, here = Box(tmap, coordinates, is_store=False), cta()
     box.check_address(dst)
+    box.tell(name, coordinates, is_store=False)
     for rank in [here.rank] if mask is None else [r for r in range(32) if mask >> r & 1]:
         target = here if rank == here.rank else here.cluster.locate(here.cluster.map(dst, rank))[0]
-        region = Region(int(dst), box.nbytes)
+        region = Region(int(dst), box.nbytes, layout=box.layout)
 
         def act(smem: Any = target.smem, region: Region = region) -> None:
             data = np.zeros(box.shape, np.uint8)
@@ -119,7 +131,8 @@ def tma_store(name: str, tmap: TensorMap, src: int, coordinates: Sequence[int]) 
     """Store a box from this CTA; the chunks that fall outside the tensor are not even read."""
     box, here = Box(tmap, coordinates, is_store=True), cta()
     box.check_address(src)
-    source = Region(int(src), box.nbytes)
+    box.tell(name, coordinates, is_store=True)
+    source = Region(int(src), box.nbytes, layout=box.layout)
     here.smem.check_bounds(source.address, source.nbytes, CHUNK)
 
     def act() -> None:
@@ -131,7 +144,7 @@ def tma_store(name: str, tmap: TensorMap, src: int, coordinates: Sequence[int]) 
         needed = np.zeros(box.shape, bool)
         needed[box.inside] = True
         chunks = box.order(source.address)[needed.reshape(-1, CHUNK).any(axis=1)]
-        reads = [Region.of(source.address + chunks * CHUNK)] if len(chunks) else []
+        reads = [Region.of(source.address + chunks * CHUNK, box.layout)] if len(chunks) else []
     thread().bulk.issue(AsyncOp(name, act, reads=reads, amount=box.nbytes))
 
 
@@ -145,6 +158,9 @@ def bulk_load(name: str, dst: int, src: int, nbytes: int, bar: int) -> None:
                 f"{name}: expected {what} to be a multiple of {CHUNK}, got {int(value):#x}", kind="misaligned", address=value
             )
     source = here.gmem.bytes_at(int(src), int(nbytes), CHUNK)
+    hears = thread().machine.hearers.move
+    if hears is not None:
+        hears(Move(name, False, (src,), int(nbytes), source, thread()))
     here.mbarrier(bar).load(AsyncOp(name, lambda: here.smem.poke(region, source), writes=[region]), region.nbytes)
 
 
@@ -189,7 +205,7 @@ def _operand(name: str, low_word: int, layout: SmemDescriptor, rows: int) -> Reg
         raise OutOfBoundsError(
             f"{name}: a tile with swizzle {mode} begins at a multiple of {ALIGNMENT[mode]}, got {tile:#x}", kind="misaligned", address=tile
         )
-    return Region.of(_operand_chunks(address, rows, stride, mode))
+    return Region.of(_operand_chunks(address, rows, stride, mode), (mode, stride // 8))
 
 
 def _decode(codes: Bytes, dtype: str) -> np.ndarray:

@@ -131,4 +131,4 @@ def test_several_may_look_on_at_once():
 
 
 def test_an_observer_that_overrides_nothing_is_not_asked():
-    assert emu.observe.Hearers.of(emu.Observer()) == (None, None, None)
+    assert emu.observe.Hearers.of(emu.Observer()) == (None,) * len(emu.observe.Hearers._fields)

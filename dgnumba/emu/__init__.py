@@ -5,6 +5,7 @@ The bodies of `dgnumba.ptx`'s operations use the rest: `thread`, `cta`, `warpgro
 """
 
 from .async_ops import AsyncOp
+from .checks import Report, check
 from .fragment import Fragment
 from .machine import thread
 from .observe import Access, Move, Note, Observer, Transfer
@@ -31,8 +32,10 @@ __all__ = [
     "Session",
     "SmemView",
     "ThreadView",
+    "Report",
     "Trace",
     "Transfer",
+    "check",
     "compose",
     "cta",
     "lanes",

@@ -32,6 +32,17 @@ class GlobalMemory:
         if first < end:
             self._arrays.append(_Range(first, end, name, array.flags.writeable, _bytes_of(array, first, end)))
 
+    def extents(self) -> list[tuple[int, int, str]]:
+        """Where bytes are that the kernel may reach: (first, end, name), arrays that overlap as one."""
+        out: list[tuple[int, int, str]] = []
+        for array in sorted(self._arrays, key=lambda a: (a.first, a.end)):
+            if out and array.first < out[-1][1]:
+                first, end, name = out.pop()
+                out.append((first, max(end, array.end), name))
+            else:
+                out.append((array.first, array.end, array.name))
+        return out
+
     def bytes_at(self, address: int, nbytes: int, align: int, write: bool = False) -> np.ndarray:
         """The `nbytes` bytes at `address`, a view; raise if they are not in one array."""
         address = int(address)

@@ -131,7 +131,8 @@ class SharedMemory:
             self._was_read[granule] = True
             self._reads.setdefault(granule, {})[thread.uid, mask] = event_number
         if self._tell_access is not None:
-            self._tell_access(Access("shared", "atomic" if atomic else "read", address, nbytes, thread, self))
+            place = self._clocks.event_of(event_number).site
+            self._tell_access(Access("shared", "atomic" if atomic else "read", address, nbytes, thread, self, place))
         return bytes(self._raw[address : address + nbytes])
 
     def _store(self, thread: Thread, address: int, data: bytes, align: int, atomic: bool = False) -> None:
@@ -156,10 +157,11 @@ class SharedMemory:
                     event = clocks.event_of(number)
                     if not clocks.knows(thread.uid, event.agent, event.epoch):
                         self._race("write", address, nbytes, event, "read")
-        stamps[:] = self._note(thread, atomic)
+        event_number = self._note(thread, atomic)
+        stamps[:] = event_number
         self._raw[address : address + nbytes] = data
         if self._tell_access is not None and not atomic:
-            self._tell_access(Access("shared", "write", address, nbytes, thread, self))
+            self._tell_access(Access("shared", "write", address, nbytes, thread, self, clocks.event_of(event_number).site))
 
     def _note(self, thread: Thread, atomic: bool = False) -> int:
         machine = self._machine

@@ -30,6 +30,7 @@ class Note:
     phase    of the barrier it is about, counted from 0; -1 where there is none
     amount   bytes of a copy, multiply-adds of a wgmma, registers of an operation on a fragment, else 0
     home     the block whose barrier it is about: that of a peer, for an arrival or a copy to another CTA of a cluster
+    place    number of its place among the run's `Sites`
     """
 
     step: int
@@ -42,6 +43,7 @@ class Note:
     phase: int = -1
     amount: int = 0
     home: tuple[int, int, int] | None = None
+    place: int = 0
 
     @classmethod
     def of(cls, step: int, kind: str, op: str, threads: Sequence[Thread], detail: str, phase: int, amount: int, cta: Cta | None) -> Note:
@@ -50,9 +52,9 @@ class Note:
         if not threads:
             return cls(step, kind, op, home, (), 0, detail, phase, amount, home)
         machine = threads[0].machine
-        site = machine.sites[machine.sites.here(op)]
+        place = machine.sites.here(op)
         who = tuple(t.index for t in threads)
-        return cls(step, kind, op, threads[0].cta.block_idx, who, site.line, detail, phase, amount, home)
+        return cls(step, kind, op, threads[0].cta.block_idx, who, machine.sites[place].line, detail, phase, amount, home, place)
 
     def __str__(self) -> str:
         who = f"{threads_text(list(self.threads)) if self.threads else 'asynchronous work'} of block {self.block}"
@@ -63,7 +65,8 @@ class Note:
 class Access(NamedTuple):
     """One access of memory by one thread; `memory` is the CTA's whose shared memory it is, None for global memory.
 
-    `kind` is "read", "write" or "atomic"; `address` counts from 0 in that shared memory, or is the array's true address.
+    `kind` is "read", "write" or "atomic"; `address` counts from 0 in that shared memory, or is the array's true address; `place` is the number of
+    its place among the run's `Sites`.
     """
 
     space: str
@@ -72,17 +75,18 @@ class Access(NamedTuple):
     nbytes: int
     thread: Thread
     memory: SharedMemory | None
+    place: int
 
     @classmethod
     def of_global(cls, kind: str, address: int, nbytes: int) -> Access:
         """An access of global memory by the running thread."""
-        return cls("global", kind, address, nbytes, cast("Thread", getcurrent()), None)
+        thread = cast("Thread", getcurrent())
+        return cls("global", kind, address, nbytes, thread, None, thread.machine.sites.here(thread.op))
 
     @property
     def site(self) -> Site:
-        """The operation and the line of the kernel; to be asked while the access is under way, in `Observer.access`."""
-        sites = self.thread.machine.sites
-        return sites[sites.here(self.thread.machine.thread().op)]
+        """The operation and the line of the kernel."""
+        return self.thread.machine.sites[self.place]
 
 
 class Transfer(NamedTuple):

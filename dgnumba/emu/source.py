@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import sys
+from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import NamedTuple
 
 
-class Site(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Site:
     """One place in a kernel: the operation under way and the instruction of the Python code that called it."""
 
     op: str
     code: CodeType | None
     instruction: int
 
-    @property
+    @functools.cached_property
     def line(self) -> int:
         """The line in the kernel's file, or 0."""
         if self.code is None:

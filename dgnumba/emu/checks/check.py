@@ -1,0 +1,121 @@
+"""`emu.check`: a kernel run with every check on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...errors import EmulationError
+from ...wrapping import watching
+from ..observe import Observe, Observer
+from ..run import run
+from .boxes import Boxes
+from .global_races import GlobalRaces
+from .layout import Layout
+from .overflow import Overflow
+from .report import ERROR, Finding, Report
+from .requests import Requests
+
+POLICIES = ("eager", "late")
+
+
+def check(
+    kernel: Callable[..., Any],
+    grid: int | Sequence[int],
+    block: int | Sequence[int],
+    args: Sequence[Any],
+    *,
+    smem: int = 0,
+    cluster: int | Sequence[int] = 1,
+    smem_base: int = 1024,
+    arrays: Iterable[np.ndarray] = (),
+    labels: Mapping[int, str] | None = None,
+    policies: Sequence[str] = POLICIES,
+    observe: Observe | None = None,
+) -> Report:
+    """Run `kernel` in the emulator with every check on, and report what they find; what the kernel does wrong is never raised.
+
+    Arguments as of `emu.run`; the kernel runs once under each of `policies`. Arrays are put back before each run, and hold the last one's result
+    afterwards. Beside what `emu.run` reports: races in global memory, overflow in the arithmetic of indices, a swizzle that writer and reader
+    take differently, boxes outside their tensors, a result that depends on when asynchronous work completes; and, as tables, bank
+    conflicts and sectors.
+
+    >>> import numpy as np
+    >>> from numba import cuda
+    >>> from dgnumba import emu
+    >>> def shift(x):
+    ...     i = cuda.threadIdx.x
+    ...     x[i] = x[i + 1]
+    >>> report = emu.check(shift, 1, 32, (np.zeros(33, np.float32),))
+    >>> [finding.kind for finding in report.errors]
+    ['global-race', 'global-race']
+
+    Raises EmulationError if the arguments cannot be run at all.
+    """
+    arrays = tuple(arrays)
+    kept = [(a, a.copy()) for a in _arrays_of((*args, *arrays)) if a.flags.writeable]
+    findings: list[Finding] = []
+    first: tuple[Requests, Boxes] | None = None
+    results: list[list[np.ndarray]] = []
+    for policy in policies:
+        for array, before in kept:
+            array[...] = before
+        overflow, requests, boxes = Overflow(), Requests(), Boxes()
+        lookers: list[Observer] = [overflow, Layout(), GlobalRaces(), boxes]
+        lookers += [requests] if first is None else []
+        try:
+            with watching(overflow.origin, overflow.used):
+                run(
+                    kernel, grid, block, args, smem=smem, cluster=cluster, policy=policy, smem_base=smem_base, arrays=arrays, labels=labels,
+                    observe=[*lookers, *_listed(observe)],
+                )  # fmt: skip
+            results.append([array.copy() for array, _ in kept])
+        except EmulationError as error:
+            if not error.threads and not error.where:
+                raise  # no thread is to blame: the launch itself cannot be
+            findings.append(Finding.of_error(overflow.explained(error), policy))
+        except Exception as error:
+            findings.append(_of_exception(error, policy))
+        findings += [f for f in boxes.findings(policy) if first is None]
+        first = first or (requests, boxes)
+    findings += _differences(results, [array for array, _ in kept], policies)
+    if first is None:
+        raise EmulationError("policies: expected at least one of 'eager' and 'late', got none")
+    first[0].finish()
+    name = getattr(kernel, "__name__", repr(kernel))
+    return Report(name, tuple(policies), tuple(findings), first[0].shared(), first[0].global_memory(), first[1].rows())
+
+
+def _listed(observe: Observe | None) -> list[Any]:
+    if observe is None:
+        return []
+    return [observe] if isinstance(observe, Observer) or callable(observe) else list(observe)
+
+
+def _arrays_of(values: Sequence[Any]) -> list[np.ndarray]:
+    """The arrays that the kernel may write, each once."""
+    found = [v if isinstance(v, np.ndarray) else getattr(v, "array", None) for v in values]
+    return list({id(a): a for a in found if isinstance(a, np.ndarray)}.values())
+
+
+def _of_exception(error: Exception, policy: str) -> Finding:
+    """Python's own exception in a kernel: not one of the emulator's words, but the kernel cannot go on."""
+    notes = "; ".join(getattr(error, "__notes__", ()))
+    return Finding("exception", ERROR, f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else ""), policy, error=error)
+
+
+def _differences(results: list[list[np.ndarray]], arrays: list[np.ndarray], policies: Sequence[str]) -> list[Finding]:
+    """A finding if a run left other bytes than the first."""
+    for policy, result in zip(policies[1:], results[1:]):
+        for number, (one, other) in enumerate(zip(results[0], result)):
+            different = np.ascontiguousarray(one).view(np.uint8) != np.ascontiguousarray(other).view(np.uint8)
+            if different.any():
+                elements = int(different.reshape(one.size, -1).any(axis=1).sum())
+                message = (
+                    f"array {number} of shape {arrays[number].shape}: {elements} elements differ between the {policies[0]} and the {policy} policy: "
+                    "the result depends on when asynchronous work completes"
+                )
+                return [Finding("policy", ERROR, message)]
+    return []

@@ -19,7 +19,8 @@
         ├── AsyncError          asynchronous work used, or left behind, before it was waited for
         ├── OutOfBoundsError    an address outside the memory it names
         ├── LayoutError         shared memory read in another swizzle than it was written in
-        └── IndexOverflowError  an address or an index made from integers that wrapped
+        ├── IndexOverflowError  an address or an index made from integers that wrapped
+        └── UnknownNameError    a kernel asks for what the emulator does not know; also an AttributeError
 
 A message names the argument, what was expected and what came.
 """
@@ -158,6 +159,12 @@ class IndexOverflowError(EmulationError):
     """An address or an index made from integers that wrapped."""
 
     usual_kind = "overflow"
+
+
+class UnknownNameError(EmulationError, AttributeError):
+    """A kernel asks for something that the emulator does not know; the message says how to declare it."""
+
+    usual_kind = "unknown"
 
 
 def guess(given: object, known: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import OutOfBoundsError, UninitializedError
+from ..errors import OutOfBoundsError, UninitializedError, UnknownNameError
 from ..wrapping import tell_used
 from .memory import SharedMemory
 from .observe import Access
@@ -60,6 +60,13 @@ class CheckedArray:
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise UnknownNameError(
+            f"{self.name}.{name}: not emulated. Arrays in a kernel have indexing, len, shape, ndim, size, dtype, strides, itemsize and T"
+        )
 
     def read(self) -> np.ndarray:
         """All elements, read by the running thread."""

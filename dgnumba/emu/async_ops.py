@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from .threads import Thread
 
 
+BULK_STORES = "bulk stores"  # what the stores of one thread are called, in notes too
+
+
 @dataclass
 class AsyncOp:
     """One asynchronous operation: its name, the shared memory it reads and writes, and what it does when it takes effect."""

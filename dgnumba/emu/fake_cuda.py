@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from ..arithmetic import fma32
-from ..errors import EmulationError
+from ..errors import EmulationError, UnknownNameError
 from ..integers import alike, u32, u64
 from .arrays import CheckedArray, GlobalArray, LocalArray, SharedArray, dtype_of, scalar
 from .machine import thread
 from .threads import IN_KERNEL, WARP_SIZE, Thread
 from .warp import WARP_OPS
+
+DECLARE_IT = "what else a kernel needs is declared with dgnumba.ptx.op, whose body says what it does"
 
 
 class _Dim3:
@@ -36,7 +38,18 @@ def _shape(shape: Any) -> tuple[int, ...]:
     return tuple(int(n) for n in shape) if isinstance(shape, (tuple, list)) else (int(shape),)
 
 
-class _Shared:
+class _Namespace:
+    """A part of `cuda`; of what it has not, it says so."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        has = ", ".join(n for n in dir(self) if not n.startswith("_"))
+        part = type(self).__name__.lstrip("_").lower()
+        raise UnknownNameError(f"cuda.{part}.{name}: not emulated. Emulated are {has}; {DECLARE_IT}")
+
+
+class _Shared(_Namespace):
     """cuda.shared"""
 
     @staticmethod
@@ -59,7 +72,7 @@ class _Shared:
         return found
 
 
-class _Local:
+class _Local(_Namespace):
     """cuda.local"""
 
     @staticmethod
@@ -68,7 +81,7 @@ class _Local:
         return LocalArray(np.zeros(_shape(shape), dtype_of(dtype)))
 
 
-class _Const:
+class _Const(_Namespace):
     """cuda.const"""
 
     @staticmethod
@@ -92,7 +105,7 @@ def _element(array: CheckedArray, value: Any) -> Any:
     return number - (1 << bits) if array.dtype.kind == "i" and number >> bits - 1 else number
 
 
-class _Atomic:
+class _Atomic(_Namespace):
     """cuda.atomic: every operation takes (array, index, value), and returns the old element."""
 
     @staticmethod
@@ -224,9 +237,9 @@ _MEMBERS: dict[str, Any] = {
     "blockDim": _Dim3(lambda t: t.cta.block_dim),
     "gridDim": _Dim3(lambda t: t.machine.grid_dim),
     "warpsize": WARP_SIZE,
-    "shared": _Shared,
-    "local": _Local,
-    "const": _Const,
+    "shared": _Shared(),
+    "local": _Local(),
+    "const": _Const(),
     "atomic": _Atomic(),
     "grid": functools.partial(_grid, threads_of=_grid_position),
     "gridsize": functools.partial(_grid, threads_of=_grid_size),
@@ -268,11 +281,7 @@ class FakeCuda:
         real = getattr(sys.modules.get("numba.cuda"), name, None)
         if real is not None and type(real).__module__.startswith("numba") and hasattr(real, "bitwidth"):
             return real  # a Numba number type: cuda.float32
-        raise EmulationError(
-            f"cuda.{name}: not emulated. Emulated are {', '.join(sorted(self.names()))}; what else a kernel needs is declared "
-            "with dgnumba.ptx.op, whose body says what it does",
-            kind="unknown",
-        )
+        raise UnknownNameError(f"cuda.{name}: not emulated. Emulated are {', '.join(sorted(self.names()))}; {DECLARE_IT}")
 
 
 __all__ = ["FakeCuda"]

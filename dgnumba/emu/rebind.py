@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
-from ..errors import EmulationError
+from ..errors import UnknownNameError
 from ..integers import maximum, minimum
 from .fake_cuda import FakeCuda
 from .machine import kernel_breakpoint
@@ -62,7 +62,7 @@ class Rebinder:
         if id(value) in self._cuda_names:
             return getattr(self._cuda, self._cuda_names[id(value)])
         if type(value).__module__.startswith("numba") and type(value).__name__ in ("_Intrinsic", "ExternFunction"):
-            name = getattr(value, "__name__", repr(value))
+            name = str(getattr(value, "__name__", None) or getattr(value, "name", repr(value)))
             return self._remember(value, _without_meaning(name))
         return value
 
@@ -147,9 +147,8 @@ def names_of(code: CodeType) -> set[str]:
 
 def _without_meaning(name: str) -> Callable[..., Any]:
     def refuse(*args: Any) -> Any:
-        raise EmulationError(
-            f"{name}: what only Numba compiles has no meaning in Python; declare it with dgnumba.ptx.op, whose body says what it does",
-            kind="unknown",
+        raise UnknownNameError(
+            f"{name}: what only Numba compiles has no meaning in Python; declare it with dgnumba.ptx.op, whose body says what it does"
         )
 
     return refuse

@@ -11,7 +11,7 @@ import numpy as np
 from greenlet import greenlet
 
 from ..errors import AsyncError, DivergenceError, EmulationError, UninitializedError
-from .async_ops import GroupQueue
+from .async_ops import BULK_STORES, GroupQueue
 from .clocks import Row
 from .source import Site, threads_text
 from .waits import nobody
@@ -76,11 +76,14 @@ class Thread(greenlet):  # type: ignore[misc]
             machine.blame(error, self)
             raise
         except Exception as error:
-            error.add_note(f"raised by emulated {machine.where(self, machine.site_of(self, error.__traceback__))}")
             if isinstance(error, UnboundLocalError) and machine.sites.is_kernel(_innermost(error).tb_frame):
                 unset = UninitializedError(f"{error}: no path to here has set it, and the GPU reads whatever its register holds")
                 machine.blame(unset.with_traceback(error.__traceback__), self)
                 raise unset from error
+            blame = EmulationError(f"{type(error).__name__}: {error}", kind="exception").with_traceback(error.__traceback__)
+            machine.blame(blame, self)
+            error.add_note(f"raised by emulated {blame.where}")
+            error.emulated = blame  # type: ignore[attr-defined]  # the same as data
             raise
 
     # Time
@@ -116,7 +119,7 @@ class Thread(greenlet):  # type: ignore[misc]
     def bulk(self) -> GroupQueue:
         """Its bulk stores (cp.async.bulk groups)."""
         if self._bulk is None:
-            self._bulk = GroupQueue(self.cta.cluster, [self], "bulk stores")
+            self._bulk = GroupQueue(self.cta.cluster, [self], BULK_STORES)
         return self._bulk
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -102,8 +103,10 @@ def _arrays_of(values: Sequence[Any]) -> list[np.ndarray]:
 
 def _of_exception(error: Exception, policy: str) -> Finding:
     """Python's own exception in a kernel: not one of the emulator's words, but the kernel cannot go on."""
-    notes = "; ".join(getattr(error, "__notes__", ()))
-    return Finding("exception", ERROR, f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else ""), policy, error=error)
+    blame = getattr(error, "emulated", None)
+    if not isinstance(blame, EmulationError):
+        raise error  # not in a kernel
+    return dataclasses.replace(Finding.of_error(blame, policy), error=error)
 
 
 def _differences(results: list[list[np.ndarray]], arrays: list[np.ndarray], policies: Sequence[str]) -> list[Finding]:

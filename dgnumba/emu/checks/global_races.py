@@ -1,29 +1,43 @@
 """Races in global memory: between threads of one cluster by their clocks, between clusters because nothing orders them but atomics behind a fence.
 
 For every byte of the launch's arrays the last write is kept, and the last read since. Two clusters are ordered when one, after
-``cuda.threadfence()``, executes an atomic on an element on which the other executes one later. What a copy of TMA
-touches is compared between clusters only.
+``cuda.threadfence()``, executes an atomic on an element on which the other executes one later. What a TMA store
+writes is there for the threads of its cluster once its thread has waited for it (not only for its reads); what TMA loads is compared between
+clusters only.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...errors import RaceError
+from ..async_ops import BULK_STORES
 from ..clocks import Row
-from ..observe import Access, Move, Observer
+from ..machine import thread
+from ..observe import Access, Move, Note, Observer
 from ..threads import Thread
 
 
 class _Event(NamedTuple):
     cluster: int
-    uid: int  # -1: a copy
+    uid: int  # of the thread
     epoch: int
     site: int
     is_atomic: bool
     thread: str
+    copy: str = ""  # "load" or "store"
+    serial: int = 0  # of the store
+
+
+class _Stores:
+    """The TMA stores of one thread: of the group that is open, of those committed, and when they were waited for."""
+
+    def __init__(self) -> None:
+        self.open: list[_Event] = []
+        self.groups: deque[list[_Event]] = deque()
 
 
 class _Range(NamedTuple):
@@ -42,11 +56,28 @@ class GlobalRaces(Observer):
         self._events: list[_Event] = []
         self._numbers: dict[_Event, int] = {}
         self._cluster: Any = None
-        self._number = 0
+        self._number = self._serial = 0
         self._known: set[int] = set()  # clusters that are ordered before what this one does now
         self._released: dict[int, set[int]] = {}  # address of an atomic -> clusters ordered before who executes one there
         self._rows: dict[int, Row] = {}  # the same among the threads of this cluster
         self._learnt: dict[int, list[Row]] = {}
+        self._stores: dict[int, _Stores] = {}
+        self._done: dict[_Event, int] = {}  # a store that has been waited for -> the epoch of its thread then
+
+    def note(self, note: Note) -> None:
+        """Groups of TMA stores are closed, and waited for."""
+        if note.op != BULK_STORES or note.kind not in ("commit", "done"):
+            return
+        t = thread()
+        stores = self._stores.get(t.uid)
+        if stores is None or t.cta.cluster is not self._cluster:
+            return
+        if note.kind == "commit":
+            stores.groups.append(stores.open)
+            stores.open = []
+        elif note.detail != "read":
+            for event in stores.groups.popleft():
+                self._done[event] = self._cluster.clocks.now[t.uid]
 
     def access(self, access: Access) -> None:
         """A thread reads, writes, or does both as an atomic."""
@@ -77,7 +108,11 @@ class GlobalRaces(Observer):
         found = self._range(first)
         if found is not None:
             at = (first - found.first, view.shape, view.strides)
-            event = _Event(self._number, -1, 0, t.machine.sites.here(move.op), False, _who(t))
+            self._serial += move.is_store
+            kind, serial = ("store", self._serial) if move.is_store else ("load", 0)
+            event = _Event(self._number, t.uid, 0, t.machine.sites.here(move.op), False, _who(t), kind, serial)
+            if move.is_store:
+                self._stores.setdefault(t.uid, _Stores()).open.append(event)
             self._enter(event, t, found, at, move.is_store, first)
 
     # The books
@@ -86,7 +121,7 @@ class GlobalRaces(Observer):
         cluster = t.cta.cluster
         if cluster is not self._cluster:
             self._cluster, self._number = cluster, self._number + 1
-            self._known, self._rows, self._learnt = set(), {}, {}
+            self._known, self._rows, self._learnt, self._stores, self._done = set(), {}, {}, {}, {}
             if not self._ranges:
                 self._ranges = [_Range(f, e, n, np.zeros(e - f, np.int32), np.zeros(e - f, np.int32)) for f, e, n in t.cta.gmem.extents()]
 
@@ -116,19 +151,27 @@ class GlobalRaces(Observer):
             return
         where = address + (int(np.argmax(book == number)) if book.ndim == 1 else 0)
         why = "no barrier orders the two" if before.cluster == event.cluster else "nothing orders blocks but atomics behind a fence"
+        is_copy = before.cluster == event.cluster and before.copy == "store"
+        if is_copy:
+            why = "this is not ordered after a wait for it to finish"
         raise RaceError(
             f"global memory at {where:#x} in {name}: {access} races with the {other} by {before.thread} "
             f"({t.machine.sites[before.site]}): {why}",
-            kind="global-race",
+            kind="missing-wait" if is_copy else "global-race",
             address=where,
         )
 
     def _is_ordered(self, before: _Event, event: _Event, t: Thread) -> bool:
         if before.cluster != event.cluster:
             return before.cluster in self._known
-        if before.uid < 0 or event.uid < 0 or self._cluster.clocks.knows(t.uid, before.uid, before.epoch):
+        if event.copy or before.copy == "load":
             return True
-        return any(row[before.uid] >= before.epoch for row in self._learnt.get(t.uid, ()))
+        epoch = self._done.get(before) if before.copy else before.epoch
+        if epoch is None:
+            return False
+        if self._cluster.clocks.knows(t.uid, before.uid, epoch):
+            return True
+        return any(row[before.uid] >= epoch for row in self._learnt.get(t.uid, ()))
 
     # Atomics behind a fence
 

@@ -50,7 +50,7 @@ class Overflow(Observer):
         """A box: its coordinates are 32 bits with a sign."""
         for coordinate in move.coordinates:
             exact = exact_of(coordinate)
-            value = coordinate & coordinate.mask if exact is not None else 0
+            value = int.__index__(coordinate)
             if exact is not None and (isinstance(coordinate, u64) or exact != value - (value >> 31 << 32)):
                 raise _error(coordinate, "coordinate")
 

@@ -276,7 +276,7 @@ class NamedBarrier:
 
     def _owed(self) -> set[int]:
         there = {t.uid for t in (*self._waiting, *self._arrived)}
-        if self._expected is None or self._expected == len(self._cta.threads):
+        if self._expected is None:
             return {t.uid for t in self._cta.threads if not t.exited} - there
         return (self._comers - there) or {t.uid for t in self._cta.threads} - there
 

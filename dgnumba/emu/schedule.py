@@ -93,10 +93,9 @@ class Schedule:
             message += ";\n  a circle: " + " -> ".join(node.text for node in (*graph.cycle, graph.cycle[0]))
         error = DeadlockError(message)
         error.graph = graph
-        site = first.site()
-        error.threads = next(node.threads for node in graph.nodes if first.index in node.threads and node.block == first.cta.block_idx)
-        error.block, error.op = first.cta.block_idx, site.op
-        error.file, error.line, error.source = site.file, site.line, site.source
+        _blame(
+            error, next(node.threads for node in graph.nodes if first.index in node.threads and node.block == first.cta.block_idx), first
+        )
         return error
 
     def _report_divergence(self) -> None:
@@ -106,11 +105,20 @@ class Schedule:
             for meeting in group.meetings:
                 away = [t for t in meeting.missing() if _waits_for_threads(t)]
                 if away:
-                    there = [t.uid for t in meeting.args]
-                    raise DivergenceError(
-                        f"{meeting.name}: {self._cluster.thread_text(there)} wait for the whole {group.kind}, but "
+                    there = list(meeting.args)
+                    error = DivergenceError(
+                        f"{meeting.name}: {self._cluster.thread_text([t.uid for t in there])} wait for the whole {group.kind}, but "
                         f"{self._cluster.thread_text([t.uid for t in away])} are in {away[0].blocked_text()} at {away[0].place()}"
                     )
+                    _blame(error, tuple(t.index for t in there), there[0])
+                    raise error
+
+
+def _blame(error: EmulationError, threads: tuple[int, ...], first: Thread) -> None:
+    """Let an error of the scheduler's say which threads stand where."""
+    site = first.site()
+    error.threads, error.block, error.op = threads, first.cta.block_idx, site.op
+    error.file, error.line, error.source = site.file, site.line, site.source
 
 
 def _waits_for_threads(thread: Thread) -> bool:

@@ -56,37 +56,43 @@ def check(
     Raises EmulationError if the arguments cannot be run at all.
     """
     arrays = tuple(arrays)
+    options = {"smem": smem, "cluster": cluster, "smem_base": smem_base, "arrays": arrays, "labels": labels}
     kept = [(a, a.copy()) for a in _arrays_of((*args, *arrays)) if a.flags.writeable]
     findings: list[Finding] = []
-    first: tuple[Requests, Boxes] | None = None
-    results: list[list[np.ndarray]] = []
+    results: dict[str, list[np.ndarray]] = {}
+    tables: tuple[Requests, Boxes] | None = None
     for policy in policies:
         for array, before in kept:
             array[...] = before
-        overflow, requests, boxes = Overflow(), Requests(), Boxes()
-        lookers: list[Observer] = [overflow, Layout(), GlobalRaces(), boxes]
-        lookers += [requests] if first is None else []
-        try:
-            with watching(overflow.origin, overflow.used):
-                run(
-                    kernel, grid, block, args, smem=smem, cluster=cluster, policy=policy, smem_base=smem_base, arrays=arrays, labels=labels,
-                    observe=[*lookers, *_listed(observe)],
-                )  # fmt: skip
-            results.append([array.copy() for array, _ in kept])
-        except EmulationError as error:
-            if not error.threads and not error.where:
-                raise  # no thread is to blame: the launch itself cannot be
-            findings.append(Finding.of_error(overflow.explained(error), policy))
-        except Exception as error:
-            findings.append(_of_exception(error, policy))
-        findings += [f for f in boxes.findings(policy) if first is None]
-        first = first or (requests, boxes)
-    findings += _differences(results, [array for array, _ in kept], policies)
-    if first is None:
+        requests, boxes = Requests(), Boxes()
+        lookers: list[Any] = [boxes, *([requests] if tables is None else []), *_listed(observe)]
+        found = _run_once(lambda **more: run(kernel, grid, block, args, **more), {**options, "policy": policy}, lookers)
+        findings += [found] if found is not None else []
+        if found is None:
+            results[policy] = [array.copy() for array, _ in kept]
+        if tables is None:
+            findings += boxes.findings(policy)
+            tables = requests, boxes
+    if tables is None:
         raise EmulationError("policies: expected at least one of 'eager' and 'late', got none")
-    first[0].finish()
+    findings += _differences(results)
     name = getattr(kernel, "__name__", repr(kernel))
-    return Report(name, tuple(policies), tuple(findings), first[0].shared(), first[0].global_memory(), first[1].rows())
+    return Report(name, tuple(policies), tuple(findings), tables[0].shared(), tables[0].global_memory(), tables[1].rows())
+
+
+def _run_once(launch: Callable[..., None], options: dict[str, Any], lookers: list[Any]) -> Finding | None:
+    """Run under one policy; what stopped the kernel, if anything did."""
+    overflow = Overflow()
+    try:
+        with watching(overflow.origin, overflow.used):
+            launch(**options, observe=[overflow, Layout(), GlobalRaces(), *lookers])
+    except EmulationError as error:
+        if not error.threads and not error.where:
+            raise  # no thread is to blame: the launch itself cannot be
+        return Finding.of_error(overflow.explained(error), options["policy"])
+    except Exception as error:
+        return _of_exception(error, options["policy"])
+    return None
 
 
 def _listed(observe: Observe | None) -> list[Any]:
@@ -109,15 +115,16 @@ def _of_exception(error: Exception, policy: str) -> Finding:
     return dataclasses.replace(Finding.of_error(blame, policy), error=error)
 
 
-def _differences(results: list[list[np.ndarray]], arrays: list[np.ndarray], policies: Sequence[str]) -> list[Finding]:
+def _differences(results: dict[str, list[np.ndarray]]) -> list[Finding]:
     """A finding if a run left other bytes than the first."""
-    for policy, result in zip(policies[1:], results[1:]):
-        for number, (one, other) in enumerate(zip(results[0], result)):
+    policies = list(results)
+    for policy in policies[1:]:
+        for number, (one, other) in enumerate(zip(results[policies[0]], results[policy])):
             different = np.ascontiguousarray(one).view(np.uint8) != np.ascontiguousarray(other).view(np.uint8)
             if different.any():
                 elements = int(different.reshape(one.size, -1).any(axis=1).sum())
                 message = (
-                    f"array {number} of shape {arrays[number].shape}: {elements} elements differ between the {policies[0]} and the {policy} policy: "
+                    f"array {number} of shape {one.shape}: {elements} elements differ between the {policies[0]} and the {policy} policy: "
                     "the result depends on when asynchronous work completes"
                 )
                 return [Finding("policy", ERROR, message)]

@@ -89,6 +89,8 @@ class Requests(Observer):
         self._noted: dict[int, str] = {}  # thread -> that operation
         self._meetings = 0
         self._eras: Counter[tuple[int, int]] = Counter()  # CTA, warp -> how often it met
+        self._first_of: dict[int, int] = {}
+        self._firsts: dict[tuple[str, int, int], int] = {}
         self._cluster: Any = None
         self._sites: Any = None
 
@@ -102,7 +104,7 @@ class Requests(Observer):
             self._noted[lane.uid] = note.op
             self._within[lane.uid] = 0
         if len(t.lanes) == 1:
-            self._comings[t.uid][note.place] += 1
+            self._comings[t.uid][self._line_of(note.place)] += 1
             return
         self._meetings += 1
         met = Counter((lane.cta.rank, lane.warp) for lane in t.lanes)
@@ -114,7 +116,7 @@ class Requests(Observer):
         """One access by one thread."""
         running, t = thread(), access.thread
         self._begin(t.cta.cluster)
-        site = access.place
+        site = self._line_of(access.place)
         if len(running.lanes) > 1:
             coming: Any = ("meeting", self._meetings)
         elif self._noted.get(t.uid) == running.op:
@@ -139,6 +141,14 @@ class Requests(Observer):
         for book in (self._comings, self._within, self._noted, self._eras):
             book.clear()
 
+    def _line_of(self, place: int) -> int:
+        """The first place of the same operation and line: one line may be met at two instructions, as Python adapts its code while it runs."""
+        found = self._first_of.get(place)
+        if found is None:
+            site = self._sites[place]
+            found = self._first_of[place] = self._firsts.setdefault((site.op, id(site.code), site.line), place)
+        return found
+
     def _close(self, place: Any, request: list[One]) -> None:
         if place[0] == "shared":
             self._rows[place].add(request, *wavefronts(request), 0)
@@ -153,11 +163,13 @@ class Requests(Observer):
 
     def shared(self) -> tuple[SharedAccess, ...]:
         """The rows of shared memory, the worst first."""
+        self.finish()
         rows = [SharedAccess(*place, r.requests, r.used, r.ideal, r.worst, r.address, r.lanes) for place, r in self._by_line("shared")]
         return tuple(sorted(rows, key=lambda row: -row.ways))
 
     def global_memory(self) -> tuple[GlobalAccess, ...]:
         """The rows of global memory, the worst first."""
+        self.finish()
         rows = [
             GlobalAccess(*place, r.requests, r.used, r.ideal, r.nbytes, r.worst, r.address, r.lanes) for place, r in self._by_line("global")
         ]

@@ -559,3 +559,14 @@ def something_the_emulator_does_not_know(is_right):
             cuda.grid_sync()  # here
 
     return kernel
+
+
+@plant("divergence", "threads 0-15 of block (0, 0, 0) wait for the whole warp, but threads 16-31", who=3)
+def warp_divided_for_good(is_right):
+    def kernel(tmap, d, out):
+        if is_right or cuda.threadIdx.x < 16:
+            thread.syncwarp()  # here
+        else:
+            cuda.syncthreads()
+
+    return kernel

@@ -28,7 +28,7 @@ def kind_of(op: str) -> str:
 class Costs:
     """What things take, in cycles of a multiprocessor: estimates, to be held beside a GPU's own trace.
 
-    op             an operation of a warp, as far as nothing below says otherwise
+    op             an operation of a warp, mma.sync among them, as far as nothing below says otherwise
     register       each register of an operation on a fragment (promotion); as `cost.Constants.promotion` has it for a column
     macs           multiply-adds that the tensor cores do in a cycle
     drain          from a product's end to where its wait returns

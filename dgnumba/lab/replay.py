@@ -199,7 +199,8 @@ class Replay:
         else:
             is_load = note.detail == "cp.async"
             latency, rate = (costs.load_latency, costs.load_bytes) if is_load else (costs.store_latency, costs.store_bytes)
-            group.end = group.read_end = self._occupy(note, (block, "TMA"), now + latency, note.amount / rate, first.stage)
+            unit = (block, "cp.async" if is_load else "TMA")
+            group.end = group.read_end = self._occupy(note, unit, now + latency, note.amount / rate, first.stage)
 
     def _occupy(self, note: Note, unit: tuple[Dim3, str], earliest: float, took: float, stage: int) -> float:
         """The unit works on it when it is free, from `earliest` on; returns when it is done."""

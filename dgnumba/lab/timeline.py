@@ -19,7 +19,7 @@ KINDS = ("load", "mma", "wait", "promote", "store", "barrier", "other")
 """What a span is: a copy by TMA or cp.async, a product of the tensor core, a wait, promotion to float32, the way of D to memory, barriers' other
 operations, and the rest."""
 
-ASYNC_ROWS = ("TMA", "tensor core")
+ASYNC_ROWS = ("TMA", "cp.async", "tensor core")
 
 
 @dataclass(frozen=True)

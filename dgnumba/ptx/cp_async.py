@@ -22,7 +22,7 @@ def _issue(dst: int, src: int, nbytes: int) -> None:
     def act() -> None:
         here.smem.poke(region, np.concatenate([source, np.zeros(_BYTES - nbytes, np.uint8)]))
 
-    thread().cp_async.issue(AsyncOp("cp_async.copy_16", act, writes=[region]))
+    thread().cp_async.issue(AsyncOp("cp_async.copy_16", act, writes=[region], amount=nbytes))
 
 
 @op("cp.async.cg.shared.global.L2::128B [{dst}], [{src}], 16;")

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from numba import cuda
+from ptx import mma_kernel
 
 import dgnumba
 from dgnumba import emu, lab
@@ -145,6 +146,18 @@ def test_rows_can_be_chosen(gemm):
     assert gemm.only(["block 0 warp 3"]).rows == ("block 0 warp 3",)
     with pytest.raises(ProblemError, match="rows: expected some of block 0 TMA, .* got block 7"):
         gemm.only(["block 7"])
+
+
+def test_copies_by_cp_async_have_a_row_and_are_waited_for():
+    rng = np.random.default_rng(3)
+    a, b, c = mma_kernel.operands(rng, "bfloat16")
+    arguments = (mma_kernel.codes(a, "bfloat16"), mma_kernel.codes(b, "bfloat16"), c.astype(np.float32), np.zeros((16, 8), np.float32))
+    timeline = lab.timeline(mma_kernel.make("bfloat16"), 1, 32, arguments, smem=1024, costs=COSTS)
+    copies = timeline.of("block 0 cp.async")
+    assert sum(s.amount for s in copies) == 32 * 16 + 16 * 16
+    wait = next(s for s in timeline.of("block 0 warp 0", "wait") if s.name == "cp_async.wait")
+    assert wait.end == copies[-1].end == copies[0].start + (32 * 16 + 16 * 16) / 16
+    assert [s.name for s in timeline.of("block 0 warp 0", "mma")] == ["mma.m16n8k16_bf16"]
 
 
 def test_kinds_and_stages_are_read_from_names():

@@ -13,6 +13,7 @@ _H200 = Constants()
 FAMILIES = {
     "mbarrier.wait": "wait", "mbarrier.test_wait": "wait", "barrier.cluster_wait": "wait", "wgmma.wait": "wait", "tma.wait*": "wait",
     "cp_async.wait*": "wait", "cuda.sync*": "wait", "barrier.sync": "wait", "tma.load*": "load", "tma.bulk_load*": "load", "cp_async.copy*": "load",
+    "memory.load_global*": "load",
     "wgmma.mma*": "mma", "mma.*": "mma", "fragment.promote*": "promote", "tma.store*": "store", "tma.commit": "store", "matrix.stmatrix*": "store",
     "memory.store_global*": "store", "epilogue.*": "store", "mbarrier.*": "barrier", "barrier.*": "barrier", "wgmma.*": "mma",
 }  # fmt: skip

@@ -10,17 +10,24 @@ import numpy as np
 
 from ..device import Device
 from ..dtypes import DTYPES
+from ..errors import ProblemError
 from ..integers import u32
 from ..kernels import GemmPlan
 from ..layouts.tiles import band_tile
 from .figures import new_figure
 
+BANDED = ("sm90_fp8_gemm_1d2d", "sm80_gemm")
+M_FIRST = ("sm90_fp8_gemm_1d2d_swap_ab", "sm90_fp8_gemv_1d2d")
+"""Kernels by the order of their tiles: in bands (`layouts.tiles`), or the m blocks of one n block after another."""
+
 _band_tile = getattr(band_tile, "py_func", band_tile)
 
 
 def tile_order(plan: GemmPlan, m_blocks: int, n_blocks: int) -> list[tuple[int, int]]:
-    """(m block, n block) of each tile in the order in which the kernel of `plan` numbers them."""
-    if "swap_ab" in plan.kernel:
+    """(m block, n block) of each tile in the order in which the kernel of `plan` numbers them. Raises `ProblemError` for a kernel not known here."""
+    if plan.kernel not in BANDED + M_FIRST:
+        raise ProblemError(f"plan: expected one of {', '.join(BANDED + M_FIRST)}, whose orders are known, got {plan.kernel}")
+    if plan.kernel in M_FIRST:
         return [(i % m_blocks, i // m_blocks) for i in range(m_blocks * n_blocks)]
     if plan.multicast == "A":  # neighbours share A when they differ in n
         n_blocks = -(-n_blocks // plan.cluster) * plan.cluster

@@ -9,6 +9,7 @@ from dgnumba import emu, lab
 from dgnumba.device import Device
 from dgnumba.errors import ProblemError
 from dgnumba.integers import u32
+from dgnumba.kernels import KERNELS
 from dgnumba.layouts import lanes
 from dgnumba.problem import GemmProblem
 from dgnumba.ptx import memory
@@ -127,6 +128,19 @@ def test_the_order_with_swapped_operands_is_the_kernels_own():
     plan = dgnumba.GemmPlan("sm90_fp8_gemm_1d2d_swap_ab", 8, 64, 4, epilogue="direct")
     order = lab.tile_order(plan, 2, 3)
     assert order == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
+
+
+def test_every_kernels_order_is_known_and_no_others():
+    for kernel in KERNELS:
+        assert len(lab.tile_order(dgnumba.GemmPlan(kernel.NAME, 64, 64, 4), 2, 3)) == 6
+    with pytest.raises(ProblemError, match="plan: expected one of sm90_fp8_gemm_1d2d, .* got mine"):
+        lab.tile_order(dgnumba.GemmPlan("mine", 64, 64, 4), 2, 3)
+
+
+def test_the_portable_kernels_tiles_are_counted_in_bands():
+    plan = dgnumba.GemmPlan("sm80_gemm", 64, 64, 3, band=2)
+    expected = lab.tile_order(plan, 3, 2)
+    assert expected == [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1)]
 
 
 def test_what_l2_saves_is_counted_by_hand():

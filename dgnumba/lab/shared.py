@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import os
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from .. import emu
+from ..emu.checks.requests import BANKS, WORD, One, Requests, served_together
 from ..errors import ProblemError
 from ..layouts import swizzle as swizzles
 from ..layouts.swizzle import CHUNK, SWIZZLES
 from .figures import axes_of, color_of, new_figure
 
-BANKS, WORD = 32, 4
 LINE = BANKS * WORD
 
 
@@ -122,21 +123,21 @@ class BankHeat:
         return figure
 
 
-class _Banks(emu.Observer):
-    """Puts the accesses of single lanes together to requests of warps: what the lanes do at their k-th coming to one place is one request."""
+class _Banks(Requests):
+    """Requests of warps, with a count of the words that each bank gives or takes."""
 
     def __init__(self) -> None:
-        self.requests: dict[tuple[str, Any, int, int], list[tuple[int, int, int]]] = defaultdict(list)
-        self._coming: Counter[tuple[int, str, int]] = Counter()
+        super().__init__()
+        self.words: dict[tuple[Any, ...], np.ndarray] = defaultdict(lambda: np.zeros(BANKS, np.int64))
 
-    def access(self, access: emu.Access) -> None:
-        """One lane's access."""
-        if access.memory is None:
-            return
-        t, place = access.thread, access.site.place
-        where = (id(t), place, t.index)
-        number, self._coming[where] = self._coming[where], self._coming[where] + 1
-        self.requests[place, t.cta.block_idx, t.warp, number].append((t.lane, access.address, access.nbytes))
+    def close(self, place: Any, request: list[One]) -> None:
+        """A request is complete."""
+        super().close(place, request)
+        space, is_store, number = place
+        if space == "shared":
+            site = self.site(number)
+            words = np.array([word % BANKS for part in served_together(request) for word in part])
+            self.words[site.op, site.file, site.line, site.source, is_store] += np.bincount(words, minlength=BANKS)
 
 
 def bank_heat(kernel: Callable[..., Any], grid: Any, block: Any, args: Any, **options: Any) -> BankHeat:
@@ -153,25 +154,11 @@ def bank_heat(kernel: Callable[..., Any], grid: Any, block: Any, args: Any, **op
     """
     banks = _Banks()
     emu.run(kernel, grid, block, args, observe=banks, **options)
-    places = tuple(dict.fromkeys(key[0] for key in banks.requests))
-    words = np.zeros((len(places), BANKS), np.int64)
-    used, ideal = np.zeros(len(places), np.int64), np.zeros(len(places), np.int64)
-    for (place, *_), request in banks.requests.items():
-        row = places.index(place)
-        for part in _parts(request):
-            of_bank = Counter(word % BANKS for word in part)
-            for bank, count in of_bank.items():
-                words[row, bank] += count
-            used[row] += max(of_bank.values())
-            ideal[row] += -(-len(part) // BANKS)
-    return BankHeat(places, words, used, ideal)
-
-
-def _parts(request: list[tuple[int, int, int]]) -> list[set[int]]:
-    """The words of a request that the banks serve together: of 8-byte accesses half a warp's, of 16-byte ones a quarter's."""
-    widest = max(WORD, min(16, max(nbytes for _, _, nbytes in request)))
-    at_once = 32 * WORD // widest
-    parts: dict[int, set[int]] = defaultdict(set)
-    for lane, address, nbytes in request:
-        parts[lane // at_once].update(range(address // WORD, (address + nbytes - 1) // WORD + 1))
-    return list(parts.values())
+    rows = {(row.op, row.file, row.line, row.source, row.is_store): row for row in banks.shared()}
+    order = list(banks.words)
+    return BankHeat(
+        tuple(f"{os.path.basename(file)}:{line}: {source}" for _, file, line, source, _ in order),
+        np.array([banks.words[key] for key in order]).reshape(-1, BANKS),
+        np.array([rows[key].wavefronts for key in order], np.int64),
+        np.array([rows[key].ideal for key in order], np.int64),
+    )

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ..machine import thread
 from ..observe import Access, Note, Observer
+from ..source import Site
 from ..threads import WARP_SIZE
 from .report import GlobalAccess, SharedAccess
 
@@ -34,17 +35,19 @@ def wavefronts(request: Iterable[One]) -> tuple[int, int]:
 
     Accesses of 8 bytes are served by half warps, of 16 by quarters; lanes that ask for one word are served together.
     """
+    parts = served_together(request)
+    return sum(max(Counter(word % BANKS for word in words).values()) for words in parts), len(parts)
+
+
+def served_together(request: Iterable[One]) -> list[set[int]]:
+    """The words of a request of shared memory, by the lanes that are served at one time."""
     request = list(request)
     widest = max(one.nbytes for one in request)
     at_once = WARP_SIZE * WORD // max(WORD, min(widest, WIDEST))
-    needed = ideal = 0
-    for first in range(0, WARP_SIZE, at_once):
-        part = [one for one in request if first <= one.lane < first + at_once]
-        words = {word for one in part for word in range(one.address // WORD, (one.address + one.nbytes - 1) // WORD + 1)}
-        if words:
-            needed += max(Counter(word % BANKS for word in words).values())
-            ideal += 1
-    return needed, ideal
+    parts: dict[int, set[int]] = defaultdict(set)
+    for one in request:
+        parts[one.lane // at_once].update(range(one.address // WORD, (one.address + one.nbytes - 1) // WORD + 1))
+    return list(parts.values())
 
 
 def sectors(request: Iterable[One]) -> tuple[int, int, int]:
@@ -131,7 +134,7 @@ class Requests(Observer):
             request = self._open.setdefault(key, [])
             request.append(One(t.lane, access.address + first, min(WIDEST, access.nbytes - first)))
             if len(request) == WARP_SIZE:
-                self._close(place, self._open.pop(key))
+                self.close(place, self._open.pop(key))
 
     def _begin(self, cluster: Any) -> None:
         if cluster is self._cluster:
@@ -149,7 +152,13 @@ class Requests(Observer):
             found = self._first_of[place] = self._firsts.setdefault((site.op, id(site.code), site.line), place)
         return found
 
-    def _close(self, place: Any, request: list[One]) -> None:
+    def site(self, number: int) -> Site:
+        """The place of this number."""
+        found: Site = self._sites[number]
+        return found
+
+    def close(self, place: Any, request: list[One]) -> None:
+        """A request is complete: `place` is (space, whether it is a store, number of the site)."""
         if place[0] == "shared":
             self._rows[place].add(request, *wavefronts(request), 0)
         else:
@@ -158,7 +167,7 @@ class Requests(Observer):
     def finish(self) -> None:
         """What has been asked for by part of a warp is a request too."""
         for key, request in self._open.items():
-            self._close(key[3], request)
+            self.close(key[3], request)
         self._open.clear()
 
     def shared(self) -> tuple[SharedAccess, ...]:

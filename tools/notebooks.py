@@ -42,7 +42,7 @@ def paired(script: Path) -> str:
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number:02d}"
-        cell["metadata"] = {}
+        cell["metadata"] = {key: value for key, value in cell["metadata"].items() if key == "tags"}
     return str(nbformat.writes(notebook)).rstrip() + "\n"
 
 
@@ -72,7 +72,22 @@ def answers(script: Path) -> Iterator[tuple[bool, str, str]]:
         yield match[1] == "right", match[2].strip(), text[match.end() : after.start() if after else None]
 
 
-def execute(script: Path) -> int:
+COMPILE = """
+import dgnumba
+from dgnumba import _numba, assemble, launching
+
+def _launch_and_compile(kernel, grid, block, args, **options):
+    types = tuple(_numba.argtype(arg, i) for i, arg in enumerate(args))
+    threads = block if isinstance(block, int) else int(__import__("math").prod(block))
+    assemble.ptxas(_numba.compile_ptx(kernel, types, threads=threads)[0])
+    return launching.launch(kernel, grid, block, args, **options)
+
+dgnumba.launch = _launch_and_compile
+"""
+"""Where there is no GPU: compile what is launched, since the same cells must run where there is one."""
+
+
+def execute(script: Path, compiles: bool = False) -> int:
     """Run one notebook and its answers; say what failed. Returns the number of failures."""
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
@@ -85,6 +100,8 @@ def execute(script: Path) -> int:
     failures = []
     try:
         with client.setup_kernel(env=_environment()):
+            if compiles:
+                _beside(client, COMPILE)
             for index, cell in enumerate(notebook.cells):
                 client.execute_cell(cell, index)
             took = time.monotonic() - begin
@@ -103,12 +120,19 @@ def execute(script: Path) -> int:
 def _tried(client: Any, script: Path) -> Iterator[str]:
     """What is wrong with the verdicts of a notebook's `check()`."""
     for is_right, name, code in [(False, "as given", "pass"), *answers(script)]:
-        cell = nbformat.v4.new_code_cell(f"{code}\n_verdict = check()\nassert _verdict is {is_right}, f'check() said {{_verdict}}'")
-        client.nb.cells.append(cell)
         try:
-            client.execute_cell(cell, len(client.nb.cells) - 1)
+            _beside(client, f"{code}\n_verdict = check()\nassert _verdict is {is_right}, f'check() said {{_verdict}}'")
         except Exception as error:  # the cell's own error, whatever it is
             yield f"an answer that is {'right' if is_right else 'wrong'} ({name}): {str(error).strip().splitlines()[-1]}"
+
+
+def _beside(client: Any, code: str) -> None:
+    """Execute a cell that is not the notebook's."""
+    cell = nbformat.v4.new_code_cell(code)
+    client.nb.cells.append(cell)
+    try:
+        client.execute_cell(cell, len(client.nb.cells) - 1)
+    finally:
         client.nb.cells.pop()
 
 
@@ -121,9 +145,9 @@ def _environment() -> dict[str, str]:
     }
 
 
-def run(paths: list[Path]) -> int:
+def run(paths: list[Path], compiles: bool = False) -> int:
     """Execute each."""
-    return sum(execute(path) for path in paths)
+    return sum(execute(path, compiles) for path in paths)
 
 
 def main() -> None:
@@ -131,11 +155,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", choices=["sync", "check", "run"])
     parser.add_argument("names", nargs="*", help="beginnings of names, as 02")
-    options = parser.parse_args()
+    parser.add_argument("--compile", action="store_true", help="run: also compile each kernel for a GPU; needs ptxas")
+    options = parser.parse_intermixed_args()
     paths = scripts(options.names)
     if not paths:
         sys.exit(f"notebooks: expected one that begins with {' or '.join(options.names) or 'a number'}, got none")
-    sys.exit(min({"sync": sync, "check": check, "run": run}[options.what](paths), 1))
+    if options.what == "run":
+        sys.exit(min(run(paths, options.compile), 1))
+    sys.exit(min({"sync": sync, "check": check}[options.what](paths), 1))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ _WHEELS = {
     "nvidia-cuda-nvcc": "nvidia/cu13/bin",
     "nvidia-cuda-nvcc-cu12": "nvidia/cuda_nvcc/bin",
 }
+"""Where each wheel puts its programs; those of CUDA 13 share a folder, nvdisasm and cuobjdump among them."""
 _PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)\s+(?:\.ptr\S*\s+)?[\w$]+(\[\d+\])?")
 
 
@@ -76,13 +76,12 @@ def _candidates() -> Iterator[tuple[Path, str | None]]:
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if os.environ.get(variable):
             yield Path(os.environ[variable]) / "bin", None
-    found = shutil.which("ptxas")
-    if found:
-        yield Path(found).parent, None
+    for folder in os.get_exec_path():
+        yield Path(folder), None
 
 
-def _find() -> tuple[Path, str | None] | None:
-    name = "ptxas.exe" if os.name == "nt" else "ptxas"
+def _find(tool: str = "ptxas") -> tuple[Path, str | None] | None:
+    name = f"{tool}.exe" if os.name == "nt" else tool
     for folder, wheel in _candidates():
         if os.access(folder / name, os.X_OK):
             return folder / name, wheel
@@ -92,6 +91,12 @@ def _find() -> tuple[Path, str | None] | None:
 def find_ptxas() -> Path | None:
     """The `ptxas` to use: of NVIDIA's wheel, of CUDA_HOME or CUDA_PATH, or of PATH; None: no such."""
     found = _find()
+    return found[0] if found else None
+
+
+def find_tool(name: str) -> Path | None:
+    """A program of the CUDA toolkit, as "nvdisasm", looked for where `find_ptxas` looks; None: no such."""
+    found = _find(name)
     return found[0] if found else None
 
 

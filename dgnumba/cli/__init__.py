@@ -13,7 +13,7 @@ import typer
 
 from .._version import __version__
 from ..errors import DGNumbaError
-from . import bench, cache, convert, demo, gemm, info, quantize, trace, tune, warmup
+from . import bench, cache, convert, demo, gemm, info, profile, quantize, trace, tune, warmup
 
 app = typer.Typer(name="dgnumba", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -26,6 +26,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "bench": bench.bench,
     "tune": tune.tune,
     "warmup": warmup.warmup,
+    "profile": profile.profile,
     "cache": cache.cache,
 }
 for _name, _command in COMMANDS.items():

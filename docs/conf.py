@@ -37,5 +37,7 @@ myst_enable_extensions = ["colon_fence", "attrs_block", "attrs_inline"]
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
+suppress_warnings = ["ref.python"]  # a name in an annotation that two rooms have
+
 linkcheck_timeout = 20
 linkcheck_retries = 2

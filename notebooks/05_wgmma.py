@@ -7,12 +7,11 @@
 # in the registers of all 128 threads, and the instruction is *asynchronous*: it is merely started.
 
 # %%
-import matplotlib.pyplot as plt
 import numpy as np
 from numba import cuda
 
 import dgnumba
-from dgnumba import emu, u32
+from dgnumba import emu, lab, u32
 from dgnumba.dtypes import DTYPES
 from dgnumba.errors import EmulationError
 from dgnumba.layouts import lanes
@@ -26,21 +25,10 @@ xp = array_module()
 # ## Who holds what
 #
 # The 64 x N result is spread over the threads: register `4j + {0, 1}` of a thread is two neighbours in row `16 warp + lane / 4`, and `4j + {2, 3}` the same columns
-# eight rows below. The map is in `layouts.lanes`, and the emulator, the kernels and this picture all ask it.
+# eight rows below. The map is in `layouts.lanes`, and the emulator, the kernels and this picture all ask it. `T6:3` is register 3 of thread 6:
 
 # %%
-held = lanes.wgmma_accumulator(16)
-thread_of, register_of = np.zeros(held.shape, int), np.zeros(held.shape, int)
-for holder in range(held.lanes):
-    thread_of[held.row[holder], held.col[holder]] = holder
-    register_of[held.row[holder], held.col[holder]] = np.arange(held.row.shape[1])
-fig, axes = plt.subplots(1, 2, figsize=(10, 5))
-for axis, picture, title in zip(axes, (thread_of, register_of), ("thread", "register of that thread")):
-    axis.imshow(picture[:24], cmap="turbo", aspect="auto")
-    for (row, column), value in np.ndenumerate(picture[:24]):
-        axis.text(column, row, value, ha="center", va="center", fontsize=6, color="white")
-    axis.set(title=f"{title}, first 24 of 64 rows", xlabel="column", ylabel="row")
-fig.tight_layout()
+lab.fragment_map("wgmma_accumulator", 16).draw()
 
 # %% [markdown]
 # ## The descriptor

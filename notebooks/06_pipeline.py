@@ -23,7 +23,7 @@ xp = array_module()
 # ## The real kernel at work
 #
 # One tile of 64 x 64, 12 blocks of K, a ring of four stages. The emulator knows who did what and what had to wait for what; the *times* are estimates, from the same
-# figures as the planner's (an H200's trace can be laid beside it: `dgnumba trace --gpu`). Colours are stages, pale is waiting, hatched is promotion.
+# figures as the planner's (an H200's trace can be laid beside it: `dgnumba trace --on cuda`). Colours are stages, pale is waiting, hatched is promotion.
 
 # %%
 rng = np.random.default_rng(0)

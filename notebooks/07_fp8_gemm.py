@@ -29,7 +29,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from dgnumba import emu
+from dgnumba import emu, lab
 from dgnumba.device import Device
 from dgnumba.plan import choose
 from dgnumba.problem import GemmProblem
@@ -407,7 +407,21 @@ case = exact_problem(np.random.default_rng(7), 128, 128, 768, "float32")
 real = np.empty((128, 128), np.float32)
 dgnumba.fp8_gemm_nt(case.a, case.b, real, on="emulator")
 print("every bit right:", np.array_equal(real, task.want))
-print("the plan for 4096 x 4096 x 7168:", choose(GemmProblem(4096, 4096, 7168), Device.current()).plan.name)
+problem = GemmProblem(4096, 4096, 7168)
+plan = choose(problem, Device.current()).plan
+print("the plan for 4096 x 4096 x 7168:", plan.name)
+
+# %% [markdown]
+# In which order its tiles are taken: those of one round (a colour) lie together, so that they share rows of A and B in L2.
+
+# %%
+lab.tile_raster(plan, problem.m, problem.n, problem.k).draw()
+
+# %% [markdown]
+# And where it stands under the ceilings, by the planner's estimate. `dgnumba profile 4096x4096x7168` measures it on a GPU.
+
+# %%
+lab.roofline(problem, plan).draw()
 
 # %% [markdown]
 # ## What each step buys on an H200

@@ -24,9 +24,11 @@ Page = tuple[str, str, str]
 
 ROOMS = {
     "emu": "The emulator: run, step and check any kernel on a CPU.",
+    "lab": "What a kernel does, as data and as pictures.",
     "layouts": "Where a byte lies: swizzles, fragments, descriptors, scales, 4-bit orders.",
     "quant": "Arrays in, quantized tensors out, and what their product must be.",
     "checkpoint": "Quantized layers in files.",
+    "profile": "What a product's kernel is made of, and which ceiling it meets; `dgnumba profile` prints it.",
     "testing": "For tests and benches.",
     "errors": "What is raised, and when.",
 }

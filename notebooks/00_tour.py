@@ -8,6 +8,7 @@
 # there is a Hopper GPU the same cells run on it.
 
 # %%
+import ml_dtypes
 import numpy as np
 
 import dgnumba
@@ -43,7 +44,7 @@ print("largest scaled magnitude:", float(abs(a.dequantize() / a.scale.repeat(128
 d = dgnumba.fp8_gemm_nt(a, b)
 exact = dgnumba.gemm_reference(*map(to_numpy, a), *map(to_numpy, b))  # the same quantized operands in float64
 bound = dgnumba.error_bound(*map(to_numpy, a), *map(to_numpy, b))
-product = to_numpy(d).astype(np.float64)
+product = to_numpy(d).view(ml_dtypes.bfloat16).astype(np.float64)
 error = np.abs(product - exact)
 print(
     f"largest error {error.max():.3f}, largest share of its bound {(error / bound).max():.2f}; all within: {bool((error <= bound).all())}"

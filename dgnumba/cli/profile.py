@@ -121,7 +121,12 @@ def _speed(out: Console, choice: planning.Choice, problem: GemmProblem, device: 
     at_once = device.clusters_at_once(choice.plan.cluster) * choice.plan.cluster
     sentence = verdict(measured, waves=tiles / at_once)
     out.print(f"speed        {measured.us:.2f} us of the call on its stream (median of {runs}, L2 flushed by reading); {guess}")
-    out.print(f"  products   {measured.tflops:8.1f} TFLOP/s of {measured.peak_flops / 1e12:.1f} without loads: {measured.tensor_share:.1%}")
+    if measured.peak_flops is None:
+        out.print(f"  products   {measured.tflops:8.1f} TFLOP/s; their ceiling is not measured: the kernel for it is Hopper's")
+    else:
+        out.print(
+            f"  products   {measured.tflops:8.1f} TFLOP/s of {measured.peak_flops / 1e12:.1f} without loads: {measured.tensor_share:.1%}"
+        )
     out.print(
         f"  memory     {measured.gbytes:8.1f} GB/s    of {measured.peak_bytes / 1e9:.1f} of reading alone: {measured.memory_share:.1%}"
     )

@@ -12,19 +12,24 @@ WARP = 32
 
 @dataclass(frozen=True)
 class _Limits:
-    """Of one multiprocessor: registers, in units of a warp; warps; CTAs; shared memory, and what of it the system keeps for each CTA."""
+    """Of one multiprocessor: warps; CTAs; bytes of shared memory. All have 65,536 registers and keep 1 KB of shared memory for each CTA."""
 
-    registers: int = 65536
-    register_unit: int = 256
-    warps: int = 64
-    ctas: int = 32
-    smem: int = 228 * 1024
-    smem_reserved: int = 1024
-    smem_unit: int = 128
+    warps: int
+    ctas: int
+    smem: int
 
 
-_LIMITS = {(9, 0): _Limits()}
-"""Source: CUDA C++ Programming Guide, "Compute Capabilities"; CUDA occupancy calculator (register and shared-memory granularity)."""
+REGISTERS, REGISTER_UNIT, SCHEDULERS = 65536, 256, 4
+SMEM_RESERVED, SMEM_UNIT = 1024, 128
+_LIMITS = {
+    (8, 0): _Limits(64, 32, 164 * 1024),
+    (8, 6): _Limits(48, 16, 100 * 1024),
+    (8, 9): _Limits(48, 24, 100 * 1024),
+    (9, 0): _Limits(64, 32, 228 * 1024),
+    (10, 0): _Limits(64, 32, 228 * 1024),
+    (12, 0): _Limits(48, 24, 100 * 1024),
+}
+"""By compute capability. Source: CUDA C++ Programming Guide, "Compute Capabilities"; the units: CUDA occupancy calculator."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ def occupancy(device: Device, *, threads: int, registers: int, smem_bytes: int) 
     """The occupancy of a kernel.
 
     Args:
-        device: the GPU; compute capability 9.0.
+        device: the GPU.
         threads: of a CTA.
         registers: a thread, at entry.
         smem_bytes: of a CTA, static and dynamic.
@@ -65,16 +70,17 @@ def occupancy(device: Device, *, threads: int, registers: int, smem_bytes: int) 
     """
     if device.cc not in _LIMITS:
         known = ", ".join(f"{major}.{minor}" for major, minor in _LIMITS)
-        raise UnsupportedError(f"occupancy: expected a GPU of compute capability {known}, got {device.name}", {})
+        raise UnsupportedError(
+            f"occupancy: expected a GPU of compute capability {known}, got {device.name} of {device.cc[0]}.{device.cc[1]}", {}
+        )
     limits = _LIMITS[device.cc]
     warps = -(-threads // WARP)
-    of_a_warp = -(-registers * WARP // limits.register_unit) * limits.register_unit
-    shared = -(-(smem_bytes + limits.smem_reserved) // limits.smem_unit) * limits.smem_unit
-    # registers belong to one of four schedulers, so a CTA takes them in whole warps of each
-    by_scheduler = limits.registers // 4 // of_a_warp if of_a_warp else limits.warps
+    of_a_warp = -(-registers * WARP // REGISTER_UNIT) * REGISTER_UNIT
+    shared = -(-(smem_bytes + SMEM_RESERVED) // SMEM_UNIT) * SMEM_UNIT
     by = {
         "shared memory": limits.smem // shared,
-        "registers": by_scheduler * 4 // warps,
+        # each scheduler has its part of the registers, and holds whole warps
+        "registers": REGISTERS // SCHEDULERS // of_a_warp * SCHEDULERS // warps,
         "warps": limits.warps // warps,
         "CTAs": limits.ctas,
     }

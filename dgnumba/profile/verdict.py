@@ -19,7 +19,7 @@ class Measured:
 
     us              of the kernel
     flops, bytes    that it does, and that it must move at least
-    peak_flops      a second, of products without loads
+    peak_flops      a second, of products without loads; None where that cannot be measured (the kernel for it is Hopper's)
     peak_bytes      a second, of reads from memory
     launch_us       of a kernel that does nothing
     """
@@ -27,7 +27,7 @@ class Measured:
     us: float
     flops: float
     bytes: float
-    peak_flops: float
+    peak_flops: float | None
     peak_bytes: float
     launch_us: float
 
@@ -42,9 +42,9 @@ class Measured:
         return self.bytes / self.us * 1e-3
 
     @property
-    def tensor_share(self) -> float:
-        """Of the ceiling of products."""
-        return self.flops / self.us * 1e6 / self.peak_flops
+    def tensor_share(self) -> float | None:
+        """Of the ceiling of products; None where there is none."""
+        return None if self.peak_flops is None else self.flops / self.us * 1e6 / self.peak_flops
 
     @property
     def memory_share(self) -> float:
@@ -68,6 +68,13 @@ def verdict(measured: Measured, *, waves: float) -> str:
     'The tensor cores bind: 94 % of what they give without loads on this GPU; memory is at 12 % of its ceiling.'
     """
     tensor, memory = measured.tensor_share, measured.memory_share
+    if tensor is None:
+        what = "Memory binds" if memory >= BINDS else "Memory does not bind"
+        return (
+            f"{what}: {memory:.0%} of what reading alone reaches; what the tensor cores give at most is not measured on this GPU.".replace(
+                "%", " %"
+            )
+        )
     if max(tensor, memory) >= BINDS:
         if min(tensor, memory) >= BESIDE * max(tensor, memory):
             return f"Both bind: the tensor cores are at {tensor:.0%} of their ceiling and memory at {memory:.0%} of its.".replace("%", " %")

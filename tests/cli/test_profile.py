@@ -59,6 +59,15 @@ def test_on_a_gpu_both_ceilings_and_one_sentence(run, monkeypatch, tmp_path):
     assert facts["ncu"] is None
 
 
+def test_on_a_gpu_without_a_ceiling_of_products(run, monkeypatch):
+    monkeypatch.setattr(gpu, "missing", lambda: None)
+    found = Measured(us=2.0, flops=2.0 * 64 * 64 * 256, bytes=45000, peak_flops=None, peak_bytes=4e12, launch_us=1.5)
+    monkeypatch.setattr(profile, "measure", lambda plan, problem, runs: found)
+    code, out, _ = run("profile", "64x64x256", "--no-ncu")
+    assert code == 0
+    assert "their ceiling is not measured" in out and "Memory does not bind" in out and "Nsight" not in out
+
+
 def script(tmp_path, text):
     path = tmp_path / "ncu"
     path.write_text(f"#!{sys.executable}\n{text}\n")

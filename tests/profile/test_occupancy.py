@@ -27,6 +27,12 @@ def test_what_runs_out_first(threads, registers, smem, ctas, limit):
     assert found.warps == ctas * threads // 32
 
 
+def test_other_gpus_have_other_limits():
+    ctas = {cc: occupancy(Device("GPU", cc=cc), threads=32, registers=16, smem_bytes=0).ctas for cc in ((8, 0), (8, 6), (8, 9), (9, 0))}
+    assert ctas == {(8, 0): 32, (8, 6): 16, (8, 9): 24, (9, 0): 32}
+    assert occupancy(Device("GPU", cc=(8, 6)), threads=128, registers=64, smem_bytes=48 * 1024).ctas == 2  # 49 KB each in 100
+
+
 def test_a_gpu_whose_limits_are_not_known_is_refused():
-    with pytest.raises(UnsupportedError, match="expected a GPU of compute capability 9.0"):
-        occupancy(Device("Ampere", cc=(8, 0)), threads=128, registers=64, smem_bytes=0)
+    with pytest.raises(UnsupportedError, match="expected a GPU of compute capability 8.0, .* got Volta of 7.0"):
+        occupancy(Device("Volta", cc=(7, 0)), threads=128, registers=64, smem_bytes=0)

@@ -34,3 +34,10 @@ def test_rates_are_those_of_the_units():
     call = Measured(us=100, flops=1.2e11, bytes=8e7, launch_us=2, **PEAKS)
     assert (call.tflops, call.gbytes) == pytest.approx((1200, 800), rel=1e-12)
     assert (call.tensor_share, call.memory_share, call.launch_share) == pytest.approx((1.2, 0.2, 0.02), rel=1e-12)
+
+
+@pytest.mark.parametrize(("memory", "words"), [(0.9, "Memory binds: 90 %"), (0.3, "Memory does not bind: 30 %")])
+def test_without_a_ceiling_of_products_only_memory_is_judged(memory, words):
+    call = Measured(us=10, flops=1e9, bytes=memory * 4e12 * 1e-5, peak_flops=None, peak_bytes=4e12, launch_us=2)
+    assert verdict(call, waves=1.0).startswith(words)
+    assert call.tensor_share is None

@@ -13,7 +13,7 @@ from typing import Any
 from dgnumba import ptx
 from dgnumba.kernels import GemmPlan, sm90_fp8_gemm_1d2d
 from dgnumba.layouts.descriptors import SmemDescriptor
-from dgnumba.ptx import wgmma
+from dgnumba.ptx import matrix, mma, wgmma
 
 ROOT = Path(__file__).parents[2]
 SOURCE = "https://docs.nvidia.com/cuda/parallel-thread-execution/"
@@ -34,6 +34,8 @@ def operations() -> dict[str, Any]:
     wgmma.mma_for("float8_e4m3fn", "float8_e4m3fn", a=operand, b=operand)
     wgmma.mma_block_for("float8_e4m3fn", "float8_e4m3fn", a=operand, b=operand)
     wgmma.mma_rs_for("float8_e4m3fn", "float8_e4m3fn", b=operand)
+    mma.tile_for("bfloat16", 2, 4)
+    matrix.load_tiles_for(2, 2048)
     for epilogue, d_dtype in (("tma", "bfloat16"), ("warp", "bfloat16"), ("direct", "float32")):
         sm90_fp8_gemm_1d2d.build(GemmPlan("sm90_fp8_gemm_1d2d", 64, 64, 4, epilogue=epilogue, d_dtype=d_dtype))
     return {name: o for name, o in sorted(ptx.OPS.items()) if o.body.__module__.startswith("dgnumba.")}

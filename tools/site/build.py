@@ -33,6 +33,7 @@ def assemble(with_notebooks: bool) -> None:
     made: dict[str, str | bytes] = {
         path: text for path, _, text in (*operations.pages(), *documents.reference(), *documents.of_the_house())
     }
+    made |= dict(documents.pictures())
     if with_notebooks:
         made |= dict(rendered.files())
     for path, content in made.items():

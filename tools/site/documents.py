@@ -53,10 +53,26 @@ def reference() -> Iterator[Page]:
     yield "reference/formats.md", "Number formats", _formats()
 
 
+HOUSE = {
+    "contributing": ("Contributing", "CONTRIBUTING.md"),
+    "changelog": ("Changelog", "CHANGELOG.md"),
+    "figures": ("Figures", "bench/results/README.md"),
+    "notes": ("What was tried", "bench/NOTES.md"),
+}
+"""Page of the explanation -> its title, and the document that it is."""
+
+
 def of_the_house() -> Iterator[Page]:
-    """The documents at the root, their links turned to where the site has them."""
-    for name, title in (("CONTRIBUTING", "Contributing"), ("CHANGELOG", "Changelog")):
-        yield f"explanation/{name.lower()}.md", title, _at_root((ROOT / f"{name}.md").read_text())
+    """Documents that stand elsewhere in the repository."""
+    for page, (title, document) in HOUSE.items():
+        yield f"explanation/{page}.md", title, _turned((ROOT / document).read_text())
+
+
+def pictures() -> Iterator[tuple[str, bytes]]:
+    """(path below docs/, content) of the pictures in them."""
+    for document in (document for _, document in HOUSE.values()):
+        for name in re.findall(r"!\[[^\]]*\]\((\w+\.svg)\)", (ROOT / document).read_text()):
+            yield f"explanation/{name}", (ROOT / document).with_name(name).read_bytes()
 
 
 def _public(module: ModuleType) -> list[str]:
@@ -133,6 +149,12 @@ def _blocks(granularity: tuple[int, int]) -> str:
     return " x ".join(str(n) if n else "all" for n in granularity)
 
 
-def _at_root(text: str) -> str:
-    text = text.replace("](CONTRIBUTING.md)", "](contributing.md)").replace("](CHANGELOG.md)", "](changelog.md)")
-    return re.sub(r"\]\((?!https?:|#|contributing|changelog)([^)]+)\)", r"](../index.md)", text)
+def _turned(text: str) -> str:
+    """A document with its links turned to where the site has what they lead to."""
+    here = {Path(document).name: page for page, (_, document) in HOUSE.items() if Path(document).name != "README.md"}
+
+    def turn(match: re.Match[str]) -> str:
+        name = Path(match[1]).name
+        return match[0] if name.endswith(".svg") else f"]({here[name]}.md)" if name in here else "](../index.md)"
+
+    return re.sub(r"\]\((?!https?:|#)([^)]+)\)", turn, text)

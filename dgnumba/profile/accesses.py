@@ -10,11 +10,11 @@ import numpy as np
 from .. import emu
 from ..device import Device
 from ..dtypes import DTYPES
+from ..emulated import Emulated
 from ..errors import EmulationError
 from ..kernels import GemmPlan
 from ..layouts.operands import lay_out
 from ..plan import validate
-from ..prepared import built
 from ..problem import GemmProblem, check_fp8_gemm_nt
 from ..testing import exact_problem
 
@@ -64,14 +64,8 @@ def accesses(plan: GemmPlan, problem: GemmProblem, device: Device) -> Accesses:
     case = exact_problem(np.random.default_rng(0), m, n, k, plan.d_dtype)
     d = _aligned((m, n), DTYPES[plan.d_dtype].numpy)
     operands = check_fp8_gemm_nt(case.a, case.b, d, None, None)
-    choice = validate(plan, operands.problem, device)
-    made = built(choice)
-    laid = lay_out(operands)
-    grid = choice.kernel.grid(plan, laid.problem, replace(device, num_sms=max(2, plan.cluster)))
-    report = emu.check(
-        made.kernel, grid, made.threads, choice.kernel.bind(plan, laid), smem=made.smem.launch_bytes, cluster=made.cluster, arrays=(laid.d,),
-        policies=("eager",),
-    )  # fmt: skip
+    call = Emulated.of(validate(plan, operands.problem, device), lay_out(operands), replace(device, num_sms=max(2, plan.cluster)))
+    report = emu.check(*call.launch, **call.options, policies=("eager",))
     if not report.shared and report.errors:
         raise EmulationError(str(report.errors[0]))
     return Accesses(

@@ -13,7 +13,6 @@ from typing import Any
 from dgnumba import ptx
 from dgnumba.kernels import GemmPlan, sm90_fp8_gemm_1d2d
 from dgnumba.layouts.descriptors import SmemDescriptor
-from dgnumba.ptx import matrix, mma, wgmma
 
 ROOT = Path(__file__).parents[2]
 SOURCE = "https://docs.nvidia.com/cuda/parallel-thread-execution/"
@@ -28,14 +27,25 @@ HEADINGS = {
 _KEY = re.compile(r"^(\w+):\s*(.*)")
 
 
+EXAMPLES: dict[str, Any] = {
+    "a": SmemDescriptor(), "b": SmemDescriptor(), "a_dtype": "float8_e4m3fn", "b_dtype": "float8_e4m3fn", "dtype": "bfloat16",
+    "block_n": 64, "count": 2, "m_tiles": 2, "n_tiles": 4, "pitch": 2048, "tokens": 8,
+}  # fmt: skip
+"""What a factory is called with, by the name of its parameter, so that one of the operations that it makes is declared."""
+
+
 def operations() -> dict[str, Any]:
     """Name -> declaration, those that factories make included (one of each)."""
-    operand = SmemDescriptor()
-    wgmma.mma_for("float8_e4m3fn", "float8_e4m3fn", a=operand, b=operand)
-    wgmma.mma_block_for("float8_e4m3fn", "float8_e4m3fn", a=operand, b=operand)
-    wgmma.mma_rs_for("float8_e4m3fn", "float8_e4m3fn", b=operand)
-    mma.tile_for("bfloat16", 2, 4)
-    matrix.load_tiles_for(2, 2048)
+    for family in (member for member in vars(ptx).values() if inspect.ismodule(member)):
+        for name, factory in vars(family).items():
+            if name.endswith("_for") and not name.startswith("_") and factory.__module__ == family.__name__:
+                needed = [p.name for p in inspect.signature(factory).parameters.values() if p.default is p.empty]
+                unknown = [parameter for parameter in needed if parameter not in EXAMPLES]
+                if unknown:
+                    raise ValueError(
+                        f"{factory.__module__}.{name}: expected an example of each parameter in EXAMPLES, got none of {', '.join(unknown)}"
+                    )
+                factory(**{parameter: EXAMPLES[parameter] for parameter in needed})
     for epilogue, d_dtype in (("tma", "bfloat16"), ("warp", "bfloat16"), ("direct", "float32")):
         sm90_fp8_gemm_1d2d.build(GemmPlan("sm90_fp8_gemm_1d2d", 64, 64, 4, epilogue=epilogue, d_dtype=d_dtype))
     return {name: o for name, o in sorted(ptx.OPS.items()) if o.body.__module__.startswith("dgnumba.")}

@@ -22,13 +22,13 @@ xp = array_module()
 # %% [markdown]
 # ## The real kernel at work
 #
-# One tile of 64 x 64, 12 blocks of K, a ring of four stages. The emulator knows who did what and what had to wait for what; the *times* are estimates, from the same
+# One tile of 64 x 64, eight blocks of K, a ring of four stages. The emulator knows who did what and what had to wait for what; the *times* are estimates, from the same
 # figures as the planner's (an H200's trace can be laid beside it: `dgnumba trace --on cuda`). Colours are stages, pale is waiting, hatched is promotion.
 
 # %%
 rng = np.random.default_rng(0)
-a = dgnumba.per_token_cast_to_fp8(rng.standard_normal((64, 12 * 128), np.float32))
-b = dgnumba.per_block_cast_to_fp8(rng.standard_normal((64, 12 * 128), np.float32))
+a = dgnumba.per_token_cast_to_fp8(rng.standard_normal((64, 8 * 128), np.float32))
+b = dgnumba.per_block_cast_to_fp8(rng.standard_normal((64, 8 * 128), np.float32))
 
 
 def traced(num_stages):
@@ -49,8 +49,8 @@ four.draw()
 # Enough that a load's latency is covered by the products of the stages before. Take some away, add some:
 
 # %%
-stages = (3, 4, 6, 12)
-lines = {count: traced(count) for count in stages}
+stages = (3, 4, 8)
+lines = {count: four if count == 4 else traced(count) for count in stages}
 for count, line in lines.items():
     print(
         f"{count:2d} stages: {line.length:6.0f} cycles, the tensor core is busy {line.busy('block 0 tensor core') / line.length:.0%} of them"

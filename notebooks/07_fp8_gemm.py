@@ -188,7 +188,7 @@ def tensor_cores(task):
 
 
 # %%
-run(tensor_cores, Task(64, 128, 256))
+run(tensor_cores, Task(64, 64, 256))
 
 # %% [markdown]
 # ## 4 TMA
@@ -241,7 +241,7 @@ def by_tma(task):
 
 
 # %%
-run(by_tma, Task(64, 128, 256))
+run(by_tma, Task(64, 64, 256))
 
 # %% [markdown]
 # ## 5 A ring of stages
@@ -306,7 +306,7 @@ def ring(task):
 
 
 # %%
-run(ring, Task(64, 128, 768))
+run(ring, Task(64, 64, 768))
 
 # %% [markdown]
 # ## 6 Warps with jobs
@@ -392,7 +392,7 @@ STEPS = [naive, shared, tensor_cores, by_tma, ring, roles]
 
 
 # %%
-run(roles, Task(128, 128, 768))
+run(roles, Task(128, 128, 640))
 
 # %% [markdown]
 # ## 7 The real one
@@ -402,8 +402,8 @@ run(roles, Task(128, 128, 768))
 # pairs of CTAs that share an operand; any M, N, K. And a planner that chooses among some hundreds of such kernels. Here it is on the task of step 6:
 
 # %%
-task = Task(128, 128, 768)
-case = exact_problem(np.random.default_rng(7), 128, 128, 768, "float32")
+task = Task(128, 128, 640)
+case = exact_problem(np.random.default_rng(7), 128, 128, 640, "float32")
 real = np.empty((128, 128), np.float32)
 dgnumba.fp8_gemm_nt(case.a, case.b, real, on="emulator")
 print("every bit right:", np.array_equal(real, task.want))

@@ -24,7 +24,7 @@ import nbformat
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS, EXECUTED = ROOT / "notebooks", ROOT / "build" / "notebooks"
-LIMIT = 60  # seconds a notebook
+LIMIT = 60  # seconds of one processor a notebook: a busy machine makes none fail
 KERNEL = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}, "language_info": {"name": "python"}}
 _ANSWER = re.compile(r"^# %% (right|wrong)\b:?(.*)$", re.MULTILINE)
 
@@ -104,16 +104,23 @@ def execute(script: Path, compiles: bool = False) -> int:
                 _beside(client, COMPILE)
             for index, cell in enumerate(notebook.cells):
                 client.execute_cell(cell, index)
-            took = time.monotonic() - begin
+            took = float(_beside(client, "import time as _time\nprint(_time.process_time())").outputs[0].text)
+            waited = time.monotonic() - begin
             failures = list(_tried(client, script))
     except CellExecutionError as error:
         print(f"{script.name}: {error}")
         return 1
     if took > LIMIT:
-        failures.append(f"took {took:.0f} s, more than {LIMIT}")
+        failures.append(f"took {took:.0f} s of a processor, more than {LIMIT}")
     EXECUTED.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, EXECUTED / f"{script.stem}.ipynb")
-    print(f"{script.name:34s} {took:5.1f} s, {time.monotonic() - begin - took:4.1f} s for answers", *failures, sep="\n    ", flush=True)
+    tried = time.monotonic() - begin - waited
+    print(
+        f"{script.name:24s} {took:5.1f} s of a processor in {waited:5.1f} s, {tried:4.1f} s for answers",
+        *failures,
+        sep="\n    ",
+        flush=True,
+    )
     return len(failures)
 
 
@@ -126,14 +133,15 @@ def _tried(client: Any, script: Path) -> Iterator[str]:
             yield f"an answer that is {'right' if is_right else 'wrong'} ({name}): {str(error).strip().splitlines()[-1]}"
 
 
-def _beside(client: Any, code: str) -> None:
-    """Execute a cell that is not the notebook's."""
+def _beside(client: Any, code: str) -> Any:
+    """Execute a cell that is not the notebook's; gives it with its outputs."""
     cell = nbformat.v4.new_code_cell(code)
     client.nb.cells.append(cell)
     try:
         client.execute_cell(cell, len(client.nb.cells) - 1)
     finally:
         client.nb.cells.pop()
+    return cell
 
 
 def _environment() -> dict[str, str]:

@@ -64,8 +64,10 @@ def random_cases(rng, rounds):
             plans = sm90_int4_gemm.candidates(problem, dgnumba.Device.current())
             form = (kind, problem.group, problem.scale_dtype, problem.zeros, problem.w_dtype, problem.with_alpha)
             fitting = [p for p in chosen.get(form, []) if p in plans]
-            plan = fitting[rng.integers(len(fitting))] if len(fitting) > 2 else plans[rng.integers(len(plans))]
-            chosen.setdefault(form, []).append(plan)
+            offered = fitting if len(fitting) > 2 else plans  # none: another kernel takes the problem
+            plan = offered[rng.integers(len(offered))] if offered else None
+            if plan is not None:
+                chosen.setdefault(form, []).append(plan)
         yield kind, variant, a, q, w, plan
 
 

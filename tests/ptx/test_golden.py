@@ -107,6 +107,8 @@ GOLDEN = {
     "memory.store_global_bf16_if": rf"setp\.ne\.b32 p, {R}, 0; cvt\.rn\.bf16\.f32 half, {F}; @p st\.global\.b16 \[{RD}\], half;",
     "memory.load_global_u16_if": rf"{_IF_FIRST}.reg \.b16 half; mov\.b16 half, 0; @p ld\.global\.b16 half, \[{RD}\]; cvt\.u32\.u16 {R}, half;",
     "memory.load_global_u32_if": rf"{_IF_FIRST}mov\.b32 {R}, 0; @p ld\.global\.b32 {R}, \[{RD}\];",
+    "memory.load_global_v4": rf"ld\.global\.nc\.v4\.b32 {{{R}, {R}, {R}, {R}}}, \[{RD}\];",
+    "memory.load_global_v4_once": rf"ld\.global\.nc\.L1::no_allocate\.L2::128B\.v4\.b32 {{{R}, {R}, {R}, {R}}}, \[{RD}\];",
     "memory.load_global_v4_if": rf"{_IF_FIRST}(mov\.b32 {R}, 0; ){{4}}@p ld\.global\.v4\.b32 {{{R}, {R}, {R}, {R}}}, \[{RD}\];",
     "memory.load_shared_f32": rf"ld\.shared\.f32 {F}, \[{R}\];",
     "memory.load_shared_u16": rf"ld\.shared\.b16 half, \[{R}\]; cvt\.u32\.u16 {R}, half;",

@@ -159,6 +159,9 @@ def host_cost(env: dict[str, Any]) -> Iterator[dict[str, Any]]:
         others = {"deepgemm": statistics.median(cost(op.deepgemm, 300) for _ in range(3))} if deep_gemm is not None else {}
         method = {"timer": "wall clock, no synchronisation", "runs": 3}
         yield {"bench": "host_call", "m": m, "n": n, "k": k, "us": us, "rivals": others, "method": method} | env
+        multiply = dgnumba.prepare_fp8_gemm_nt(op.a, op.b, op.d)
+        us = statistics.median(cost(lambda: multiply(op.a, op.b, op.d), 300) for _ in range(3))  # noqa: B023
+        yield {"bench": "host_prepared", "m": m, "n": n, "k": k, "us": us, "rivals": others, "method": method} | env
 
 
 FIRST = """

@@ -17,6 +17,7 @@ _HOME = {
     "Int4Explanation": "int4",
     "Int4Plan": "kernels",
     "Int4Weights": "quant",
+    "PreparedGemm": "prepare",
     "QTensor": "quant",
     "cast_back_from_fp4": "quant",
     "error_bound": "quant",
@@ -38,6 +39,7 @@ _HOME = {
     "per_custom_dims_cast_to_fp8": "quant",
     "per_token_cast_to_fp4": "casts",
     "per_token_cast_to_fp8": "casts",
+    "prepare_fp8_gemm_nt": "prepare",
     "prepare_int4_weights": "quant",
     "quantize": "casts",
     "set_plans_per_layer": "policy",
@@ -91,6 +93,8 @@ if TYPE_CHECKING:
     from .layouts import transform_sf_into_required_layout as transform_sf_into_required_layout
     from .layouts import unpack_ue8m0_from_int as unpack_ue8m0_from_int
     from .policy import set_plans_per_layer as set_plans_per_layer
+    from .prepare import PreparedGemm as PreparedGemm
+    from .prepare import prepare_fp8_gemm_nt as prepare_fp8_gemm_nt
     from .quant import Int4Weights as Int4Weights
     from .quant import QTensor as QTensor
     from .quant import cast_back_from_fp4 as cast_back_from_fp4

@@ -21,7 +21,7 @@ LAYERS = [
     {"archive", "arguments", "assemble", "cache", "fingerprint", "launching", "streams"},
     {"ahead", "casts", "emulated", "int4_prepared", "onepass", "policy", "prepared", "scale_moves", "tuning", "tuning_plot"},
     {"api", "int4"},
-    {"lab"},
+    {"lab", "prepare"},
     {"__init__", "__main__", "cli", "profile", "pytest_plugin", "report", "testing"},
 ]
 """Rooms (a folder, or a module) from the ground up: one may import its own floor and those below."""

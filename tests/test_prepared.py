@@ -9,6 +9,8 @@ import pytest
 import dgnumba
 from dgnumba import prepared
 from dgnumba.dtypes import DTYPES
+from dgnumba.errors import ProblemError
+from dgnumba.prepare import PreparedGemm
 
 
 class Array:
@@ -95,3 +97,56 @@ def test_what_is_passed_is_made_once_for_each_place(operands):
         assert prepared.quick((x, sfx), (y, sfy), d, None)
     first, other, again = (values for values, _, _ in launches)
     assert first is again and first[0] + 4096 == other[0]
+
+
+# prepare_fp8_gemm_nt
+
+
+def product(d_dtype=np.float32):
+    rng = np.random.default_rng(0)
+    a = dgnumba.per_token_cast_to_fp8(rng.standard_normal((4, 200)).astype(np.float32))
+    b = dgnumba.per_block_cast_to_fp8(rng.standard_normal((16, 200)).astype(np.float32))
+    return a, b, np.zeros((4, 16), d_dtype)
+
+
+def test_a_prepared_product_is_the_product():
+    a, b, d = product()
+    multiply = dgnumba.prepare_fp8_gemm_nt(a, b, d)
+    assert not d.any(), "preparing writes nothing"
+    assert multiply(a, b, d) is d
+    other = np.zeros_like(d)
+    dgnumba.fp8_gemm_nt(a, b, other)
+    assert (d == other).all()
+    again = np.zeros_like(d)
+    assert multiply(tuple(a), tuple(b), again) is again and (again == other).all(), "other arrays of the same form"
+
+
+def test_a_prepared_product_refuses_another_form_before_it_writes():
+    a, b, d = product()
+    multiply = dgnumba.prepare_fp8_gemm_nt(a, b, d)
+    wider = np.zeros((4, 17), np.float32)
+    with pytest.raises(
+        ProblemError, match=r"expected arrays of the form that was prepared, a .*, d float32 \[4, 16\], got .*, d float32 \[4, 17\]"
+    ):
+        multiply(a, b, wider)
+    with pytest.raises(ProblemError, match="d: expected the output's array, got None"):
+        dgnumba.prepare_fp8_gemm_nt(a, b, None)
+    assert not wider.any()
+
+
+def test_a_prepared_launch_looks_at_the_same_arrays_once(operands):
+    _, _, arrays, launches = operands
+    x, sfx, y, sfy, d = arrays
+    (call,) = prepared._quick.values()
+    multiply = PreparedGemm(call, prepared.form(*arrays), (), None)
+    for _ in range(3):
+        assert multiply((x, sfx), (y, sfy), d) is d
+    x.shape = (1, 1)  # which is not seen: the array is the same
+    multiply((x, sfx), (y, sfy), d)
+    assert len(launches) == 4 and all(values[0] == d.data.ptr for values, _, _ in launches)
+    moved = Array(np.zeros((4, 16), np.float32), 1 << 20)
+    with pytest.raises(ProblemError, match="the form that was prepared"):
+        multiply((x, sfx), (y, sfy), moved)
+    x.shape = (4, 128)
+    multiply((x, sfx), (y, sfy), moved)
+    assert launches[-1][0][0] == 1 << 20

@@ -1,0 +1,107 @@
+"""A product made ready once and run many times: what a layer does with its weights."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from . import launching
+from .api import _choose, _lay_out, fp8_gemm_nt
+from .device import Device
+from .errors import ProblemError
+from .kernels import GemmPlan
+from .prepared import QuickCall, form, prepared
+from .problem import check_fp8_gemm_nt
+
+
+class PreparedGemm:
+    """``f(a, b, d)``: `fp8_gemm_nt` for operands of the form that it was made for; see `prepare_fp8_gemm_nt`.
+
+    The last operands are remembered: handed over again, the same arrays are not looked at again. They are kept alive as long as `f`, or until others
+    come. Changing an array's shape in place between two calls is not seen.
+
+    copies  what each call has to copy, in words; empty for what is launched as it lies
+    """
+
+    def __init__(self, call: QuickCall | None, expected: tuple[Any, ...], copies: tuple[str, ...], plan: GemmPlan | str | None) -> None:
+        self.copies = copies
+        self._call, self._expected, self._plan = call, expected, plan
+        self._last: tuple[Any, ...] = (None,) * 5
+        self._at = (0, 0, 0, 0, 0)
+
+    def __call__(self, a: Any, b: Any, d: Any, *, stream: Any = None) -> Any:
+        """Queue the product. Raises `ProblemError` for operands of another form; nothing has been written then."""
+        (a_data, sfa), (b_data, sfb) = a, b
+        la, lsfa, lb, lsfb, ld = self._last
+        if not (a_data is la and sfa is lsfa and b_data is lb and sfb is lsfb and d is ld):
+            self._look_at((a_data, sfa, b_data, sfb, d))
+        if self._call is not None:
+            device = d.data.device_id
+            if stream is None:
+                handle = sys.modules["cupy"].cuda.get_current_stream(device).ptr or launching.LEGACY
+            else:
+                handle = launching.stream_of((d,), device, stream)
+            if self._call(self._at, handle):
+                return d
+        return fp8_gemm_nt(a, b, d, plan=self._plan, stream=stream)
+
+    def _look_at(self, arrays: tuple[Any, ...]) -> None:
+        found = _form(arrays, self._call is not None)
+        if found != self._expected:
+            raise ProblemError(f"a, b, d: expected arrays of the form that was prepared, {_words(self._expected)}, got {_words(found)}")
+        if self._call is not None:
+            self._at = tuple(x.data.ptr for x in arrays)
+        self._last = arrays
+
+
+def prepare_fp8_gemm_nt(a: Any, b: Any, d: Any, *, plan: GemmPlan | str | None = None) -> PreparedGemm:
+    """Make `fp8_gemm_nt` ready for operands of this form: check, choose the plan, compile, describe. Multiplies nothing.
+
+    Args:
+        a, b, d, plan: as of `fp8_gemm_nt`; `d` must be given. Of the arrays only form and place count, not what is in them.
+
+    Returns:
+        ``f(a, b, d, stream=None)``, for operands of the same shapes, strides, dtypes and GPU, at any addresses. On a GPU, for CuPy arrays that
+        need no copy, a call is a launch and little more; any other arrays go the way of `fp8_gemm_nt`, and ``f.copies`` says what is copied.
+
+    Raises:
+        As `fp8_gemm_nt`.
+
+    >>> import numpy as np, dgnumba
+    >>> a, b = dgnumba.per_token_cast_to_fp8(np.ones((2, 256), np.float32)), dgnumba.per_block_cast_to_fp8(np.ones((3, 256), np.float32))
+    >>> d = np.empty((2, 3), np.float32)
+    >>> multiply = dgnumba.prepare_fp8_gemm_nt(a, b, d)
+    >>> multiply(a, b, d)
+    array([[256., 256., 256.],
+           [256., 256., 256.]], dtype=float32)
+    """
+    if d is None:
+        raise ProblemError("d: expected the output's array, got None: a prepared product writes where it is told")
+    operands = check_fp8_gemm_nt(a, b, d, None, check=False)
+    arrays = (*a, *b, d)
+    index = operands.device
+    if index is None or operands.problem.is_empty or operands.problem.k == 0:
+        return PreparedGemm(None, _form(arrays, False), (), plan)
+    device, handle = Device.numbered(index), launching.stream_of(arrays, index)
+    with launching.ordered(index, handle):
+        laid = _lay_out(operands, handle)
+        choice = _choose(operands, plan, device)
+        launch = prepared(choice, laid, device)
+    is_cupys = all(type(x) is sys.modules["cupy"].ndarray for x in arrays)
+    call = QuickCall(launch, laid) if is_cupys and not laid.copies else None
+    return PreparedGemm(call, _form(arrays, call is not None), laid.copies, plan)
+
+
+def _form(arrays: tuple[Any, ...], is_cupys: bool) -> tuple[Any, ...]:
+    """What must be the same again."""
+    if is_cupys and all(type(x) is sys.modules["cupy"].ndarray for x in arrays):
+        return form(*arrays)
+    return tuple(part for x in arrays for part in (tuple(x.shape), None, x.dtype, None))
+
+
+def _words(found: tuple[Any, ...]) -> str:
+    names = ("a", "sfa", "b", "sfb", "d")
+    return ", ".join(f"{name} {found[4 * i + 2]} {list(found[4 * i])}" for i, name in enumerate(names))
+
+
+__all__ = ["PreparedGemm", "prepare_fp8_gemm_nt"]

@@ -71,7 +71,7 @@ def prepare_fp8_gemm_nt(a: Any, b: Any, d: Any, *, plan: GemmPlan | str | None =
     >>> a, b = dgnumba.per_token_cast_to_fp8(np.ones((2, 256), np.float32)), dgnumba.per_block_cast_to_fp8(np.ones((3, 256), np.float32))
     >>> d = np.empty((2, 3), np.float32)
     >>> multiply = dgnumba.prepare_fp8_gemm_nt(a, b, d)
-    >>> multiply(a, b, d)
+    >>> multiply(a, b, d).round()
     array([[256., 256., 256.],
            [256., 256., 256.]], dtype=float32)
     """

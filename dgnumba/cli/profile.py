@@ -35,7 +35,7 @@ def profile(
     with_ncu: Annotated[bool, typer.Option("--ncu/--no-ncu", help="ask Nsight Compute too, where it is installed")] = True,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="write all of it as JSON too")] = None,
 ) -> None:
-    """Occupancy, registers, instruction mix, bank conflicts, coalescing; on a GPU also the speed against two ceilings measured in the same run."""
+    """What a product's kernel is made of, and which ceiling it meets."""
     m, n, k = parse(shape)
     device, out = Device.current(), console()
     problem = GemmProblem(m, n, k, d_dtype=DTYPES[dtype.value])

@@ -41,7 +41,7 @@ def trace(
     late: Annotated[bool, typer.Option(help="in the emulator: asynchronous work completes as late as it may")] = False,
     large: Annotated[bool, typer.Option(help="step also what takes the emulator long")] = False,
 ) -> None:
-    """The pipeline of one FP8 product on random data: copies, products, waits, promotion and store of each warp."""
+    """The pipeline of one FP8 product: who copies, multiplies, waits."""
     if output is not None and output.suffix != ".json":
         raise ProblemError(f"output: expected a name that ends in .json, got {output}; a picture goes to --picture")
     if min(m, n, k) < 1 or blocks < 1:

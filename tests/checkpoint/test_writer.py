@@ -100,6 +100,8 @@ def test_a_part_that_is_missing_leaves_no_file(tmp_path, naming):
 
 
 CHILD = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever is started in the background ignores it
 import sys, time, numpy as np
 from dgnumba.cli.convert import unfinished_ends_clean
 from dgnumba.checkpoint import TensorSpec, TensorWriter

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
+import pkgutil
 import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dgnumba import ptx
+from dgnumba import kernels, ptx
 from dgnumba.kernels import GemmPlan, sm90_fp8_gemm_1d2d
 from dgnumba.layouts.descriptors import SmemDescriptor
 
@@ -46,9 +48,12 @@ def operations() -> dict[str, Any]:
                         f"{factory.__module__}.{name}: expected an example of each parameter in EXAMPLES, got none of {', '.join(unknown)}"
                     )
                 factory(**{parameter: EXAMPLES[parameter] for parameter in needed})
+    for module in pkgutil.iter_modules(kernels.__path__):
+        importlib.import_module(f"{kernels.__name__}.{module.name}")
     for epilogue, d_dtype in (("tma", "bfloat16"), ("warp", "bfloat16"), ("direct", "float32")):
         sm90_fp8_gemm_1d2d.build(GemmPlan("sm90_fp8_gemm_1d2d", 64, 64, 4, epilogue=epilogue, d_dtype=d_dtype))
-    return {name: o for name, o in sorted(ptx.OPS.items()) if o.body.__module__.startswith("dgnumba.")}
+    # without a docstring it is a user's, or one that was made to watch a kernel
+    return {name: o for name, o in sorted(ptx.OPS.items()) if o.body.__module__.startswith("dgnumba.") and o.function.__doc__}
 
 
 def pages() -> Iterator[tuple[str, str, str]]:

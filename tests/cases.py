@@ -76,9 +76,9 @@ def emulate(chosen, m, n, k, *, policy="eager", num_sms=132, seed=0, kernel=None
     return d, case
 
 
-def run_plan(module, chosen, case, d, policy, num_sms):
-    """Run the kernel that `module` builds of a plan on a case's operands, into `d`."""
-    rules = KERNEL_OF[chosen.kernel]
+def run_plan(module, chosen, case, d, policy, num_sms, rules=None):
+    """Run the kernel that `module` builds of a plan on a case's operands, into `d`; with `rules` in the place of the kernel's own."""
+    rules = rules or KERNEL_OF[chosen.kernel]
     laid = lay_out(check_fp8_gemm_nt(case.a, case.b, d))
     built = module.build(chosen)
     grid = rules.grid(chosen, laid.problem, dataclasses.replace(H200, num_sms=num_sms))

@@ -1,198 +1,31 @@
-"""Kernels with one synchronising call taken out of their source.
+"""Small runs of every kernel, which between them come to every branch: what `mutation` runs mutants on.
 
-A site is one such call in one function of `dgnumba.kernels`. `mutated` executes the module's source anew with that call gone: as a
-statement it becomes `pass`; where its value is used its first argument takes its place. Nothing on disk and nothing that is imported changes.
+A trial runs the kernel that a module builds, in the emulator, and compares with the host's numbers. The module has the kernel's names, and its
+rules as `rules`: it may be the kernel's own, or one with a fault in it.
 """
 
 from __future__ import annotations
 
-import ast
-import importlib
-import pkgutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import patch
 
+import ml_dtypes
 import numpy as np
-from cases import DENSE, PORTABLE, SKINNY, SWAPPED, plan, portable, run_plan, skinny, swapped
+from cases import DENSE, H200, PORTABLE, SKINNY, SWAPPED, plan, portable, run_plan, skinny, swapped
 from kernels.int4_products import INT4, PORTABLE_INT4, Int4Product
 
-import dgnumba.kernels
-from dgnumba import emu, quant
-from dgnumba.errors import EmulationError
+from dgnumba import casts, emu, quant, scale_moves
+from dgnumba.errors import ProblemError
 from dgnumba.kernels import GemmPlan, smxx_cast_rules, smxx_layout_rules, smxx_quantize_rules
-from dgnumba.kernels.smxx_cast_rules import BuiltCast, CastPlan
-from dgnumba.kernels.smxx_layout_rules import LayoutPlan
 from dgnumba.kernels.smxx_quantize_rules import AmaxPlan, QuantizePlan
-from dgnumba.problem import scale_shape
+from dgnumba.layouts import scales
+from dgnumba.layouts.operands import LaidOut
+from dgnumba.problem import GemmProblem
 from dgnumba.quant.reference import exact_integer_reference
 from dgnumba.testing import assert_bits_equal, exact_problem
-
-SYNCHRONISING = {
-    "barrier.*", "mbarrier.init", "mbarrier.wait", "mbarrier.arrive", "mbarrier.arrive_if", "mbarrier.arrive_cluster_if", "mbarrier.arrive_expect_tx",
-    "mbarrier.expect_tx", "tma.commit", "tma.wait", "tma.wait_read", "tma.prefetch", "wgmma.fence", "wgmma.commit", "wgmma.wait", "wgmma.wait_s32",
-    "cp_async.commit", "cp_async.wait", "cuda.syncthreads", "cuda.syncwarp", "thread.syncwarp", "thread.griddepcontrol_wait",
-    "thread.griddepcontrol_launch_dependents", "thread.setmaxnreg_dec", "thread.setmaxnreg_inc",
-}  # fmt: skip
-
-HALVES = {"mbarrier.arrive_expect_tx": ("mbarrier.arrive", "mbarrier.expect_tx")}
-"""Two things in one call: each is also taken out alone, by leaving the other."""
-
-PAIRS = {"barrier.cluster_arrive": "barrier.cluster_wait"}
-"""One thing in two calls: they are also taken out together."""
-
-
-@dataclass(frozen=True)
-class Site:
-    """One call to take out.
-
-    module    of `dgnumba.kernels`
-    function  innermost function around it
-    call      what is called
-    ordinal   which of the equal calls of that function, from 0
-    leaves    the call that stays in its place, if any
-    partner   the call of the same ordinal that goes with it, if any
-    """
-
-    module: str
-    function: str
-    call: str
-    ordinal: int
-    leaves: str = ""
-    partner: str = ""
-
-    def __str__(self) -> str:
-        left = f" leaving {self.leaves.split('.')[1]}" if self.leaves else f" with {self.partner.split('.')[1]}" if self.partner else ""
-        return f"{self.module}.{self.function}: {self.call} {self.ordinal}{left}"
-
-
-MEASURING = {"sm90_ceilings"}
-"""Kernels that keep a pipe busy to be timed: what they compute is not looked at."""
-
-
-def modules() -> list[str]:
-    """The modules of the kernels' room whose results count."""
-    return sorted({m.name for m in pkgutil.iter_modules(dgnumba.kernels.__path__)} - MEASURING)
-
-
-def read_source(module: str) -> tuple[str, str]:
-    file = importlib.import_module(f"dgnumba.kernels.{module}").__file__
-    with open(file, encoding="utf-8") as stream:
-        return stream.read(), file
-
-
-def _name(call: ast.Call) -> str:
-    function = call.func
-    return f"{function.value.id}.{function.attr}" if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) else ""
-
-
-def _is_synchronising(name: str) -> bool:
-    return name in SYNCHRONISING or name.partition(".")[0] + ".*" in SYNCHRONISING
-
-
-class _Walk(ast.NodeTransformer):
-    """Lists the sites of a module; and, told one, takes it out."""
-
-    def __init__(self, module: str, target: Site | None = None) -> None:
-        self.module, self.target = module, target
-        self.found: list[Site] = []
-        self.taken = 0
-        self._functions = ["module"]
-        self._counts: dict[tuple[str, str], int] = {}
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        self._functions.append(node.name)
-        self.generic_visit(node)
-        self._functions.pop()
-        return node
-
-    def _site(self, call: ast.Call) -> Site | None:
-        name = _name(call)
-        if not _is_synchronising(name):
-            return None
-        key = (self._functions[-1], name)
-        ordinal = self._counts.get(key, 0)
-        self._counts[key] = ordinal + 1
-        site = Site(self.module, *key, ordinal)
-        self.found += [site, *(Site(self.module, *key, ordinal, left) for left in HALVES.get(name, ()))]
-        if name in PAIRS:
-            self.found.append(Site(self.module, *key, ordinal, partner=PAIRS[name]))
-        return site
-
-    def _is_target(self, site: Site | None) -> bool:
-        t = self.target
-        return (
-            t is not None
-            and site is not None
-            and (t.function, t.ordinal) == (site.function, site.ordinal)
-            and site.call in (t.call, t.partner)
-        )
-
-    def visit_Expr(self, node: ast.Expr) -> ast.AST:
-        if not isinstance(node.value, ast.Call):
-            return self.generic_visit(node)
-        site = self._site(node.value)
-        if not self._is_target(site):
-            node.value.args = [self.visit(a) for a in node.value.args]
-            return node
-        self.taken += 1
-        if not self.target.leaves:
-            return ast.copy_location(ast.Pass(), node)
-        return ast.copy_location(ast.Expr(self._remaining(node.value)), node)
-
-    def _remaining(self, call: ast.Call) -> ast.Call:
-        family, name = self.target.leaves.split(".")
-        left = ast.Attribute(ast.Name(family, ast.Load()), name, ast.Load())
-        keep = 1 if name == "arrive" else 2
-        return ast.fix_missing_locations(ast.copy_location(ast.Call(left, call.args[:keep], []), call))
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        site = self._site(node)
-        self.generic_visit(node)
-        if not self._is_target(site):
-            return node
-        self.taken += 1
-        return node.args[0]
-
-
-def sites() -> list[Site]:
-    """Every synchronising call of the kernels, in the order of the source."""
-    out: list[Site] = []
-    for module in modules():
-        walk = _Walk(module)
-        walk.visit(ast.parse(read_source(module)[0]))
-        out += walk.found
-    return out
-
-
-def execute(module: str, tree: ast.Module, file: str, replaced: dict[str, object]) -> dict[str, object]:
-    name = f"dgnumba.kernels.{module}"
-    namespace: dict[str, object] = {"__name__": name, "__package__": "dgnumba.kernels", "__file__": file}
-    exec(compile(ast.fix_missing_locations(tree), file, "exec", dont_inherit=True), namespace)
-    real = importlib.import_module(name)
-    for key, value in replaced.items():
-        if key in namespace and not key.startswith("__") and hasattr(real, key):
-            namespace[key] = value
-    return namespace
-
-
-def mutated(kernel: ModuleType, site: Site) -> SimpleNamespace:
-    """A kernel's module as it would be without the call at `site`, wherever in the room that is."""
-    source, file = read_source(site.module)
-    walk = _Walk(site.module, site)
-    tree = walk.visit(ast.parse(source))
-    assert walk.taken == (2 if site.partner else 1), f"{site} is not in the source"
-    own = kernel.__name__.rsplit(".", 1)[1]
-    changed = execute(site.module, tree, file, {})
-    if site.module != own:
-        original = vars(importlib.import_module(f"dgnumba.kernels.{site.module}"))
-        imported = {
-            k: v
-            for k, v in changed.items()
-            if callable(v) and getattr(original.get(k), "__module__", None) == f"dgnumba.kernels.{site.module}"
-        }
-        source, file = read_source(own)
-        changed = execute(own, ast.parse(source), file, imported)
-    return SimpleNamespace(**changed)
 
 
 @dataclass(frozen=True)
@@ -205,68 +38,145 @@ class Product:
     k: int
     num_sms: int
 
-    def is_likely(self, site: Site) -> bool:
-        """Whether it comes to the site, as far as one can tell without running it."""
-        uses = {"store_rows": self.chosen.epilogue == "warp", "rotated_loop": self.chosen.rotate, "plain_loop": not self.chosen.rotate}
-        return uses.get(site.function, True) and ("cluster" not in site.call or self.chosen.cluster > 1)
-
-    def run(self, module: SimpleNamespace, policy: str) -> None:
+    def run(self, module: Any, policy: str) -> None:
         """Run it on a kernel's module and compare with the oracle."""
         case = exact_problem(np.random.default_rng(0), self.m, self.n, self.k, self.chosen.d_dtype)
-        d = np.full((self.m, self.n), -7, case.problem.d_dtype.numpy)
-        run_plan(module, self.chosen, case, d, policy, self.num_sms)
+        around = np.full((self.m, -(-self.n // 16) * 16 + 16), -7, case.problem.d_dtype.numpy)
+        d = around[:, : self.n]  # a part of a wider array of the caller's
+        run_plan(module, self.chosen, case, d, policy, self.num_sms, getattr(module, "rules", None))
+        assert (around[:, self.n :] == -7).all(), "columns behind D were written"
         assert_bits_equal(d, exact_integer_reference(*case.a, *case.b, self.chosen.d_dtype), self.chosen.name)
 
 
 @dataclass(frozen=True)
-class Cast:
-    """A small cast to FP8: one scale for each block of `shape`, of 128 x 128 float32."""
+class Integers:
+    """A product of int8 without scales, to int32, on the portable kernel."""
 
-    blocks: str
-    shape: tuple[int, int]
+    chosen: GemmPlan
+    m: int
+    n: int
+    k: int
 
-    def is_likely(self, site: Site) -> bool:
-        """As in `Product`; the three kernels of the casts have one name."""
-        return True
-
-    def run(self, module: SimpleNamespace, policy: str) -> None:
-        """Run it on the module of the cast kernels and compare with the host's."""
-        x = np.random.default_rng(0).standard_normal((128, 128)).astype(np.float32)
-        q, scale = np.zeros(x.shape, np.uint8), np.zeros(scale_shape(x.shape, self.shape), np.float32)
-        chosen = CastPlan(self.blocks, "float32")
-        args = (x, *x.strides, q, scale, *scale.strides, *x.shape)
-        run_by_address(module, smxx_cast_rules, chosen, args, policy)
-        expected = getattr(quant, f"per_{self.blocks}_cast_to_fp8")(x)
-        assert_bits_equal(scale, expected.scale, self.blocks)
-        assert_bits_equal(q, expected.codes, self.blocks)
+    def run(self, module: Any, policy: str) -> None:
+        """Run it on a kernel's module and compare with the integers."""
+        rng = np.random.default_rng(0)
+        a, b = (rng.integers(-128, 128, (rows, -(-self.k // 16) * 16)).astype(np.int8) for rows in (self.m, self.n))
+        around = np.full((self.m, self.n + 8), -7, np.int32)
+        problem = GemmProblem(self.m, self.n, self.k, "int8", "int8", "int32", None, None)
+        laid = LaidOut(problem, a.view(np.uint8), None, b.view(np.uint8), None, around[:, : self.n], around[:, : self.n], None, ())
+        built, rules = module.build(self.chosen), getattr(module, "rules", PORTABLE)
+        emu.run(
+            built.kernel, rules.grid(self.chosen, problem, H200), built.threads, rules.bind(self.chosen, laid),
+            smem=built.smem.launch_bytes, policy=policy, arrays=[laid.a, laid.b, around],
+        )  # fmt: skip
+        expected = a[:, : self.k].astype(np.int32) @ b[:, : self.k].astype(np.int32).T
+        assert_bits_equal(around[:, : self.n].copy(), expected, self.chosen.name)
+        assert (around[:, self.n :] == -7).all(), "columns behind D were written"
 
 
 @dataclass(frozen=True)
-class Turn:
-    """Scales turned to MN-major."""
+class Several:
+    """Trials one after another."""
 
-    def is_likely(self, site: Site) -> bool:
-        """As in `Product`."""
-        return True
+    trials: tuple[Any, ...]
 
-    def run(self, module: SimpleNamespace, policy: str) -> None:
-        """Run it on the module of the moves of scales."""
-        scales = np.random.default_rng(0).random((64, 64)).astype(np.float32)
-        turned = np.zeros((64, 64), np.float32)
-        args = (scales, *scales.strides, turned, turned.strides[0], 0, *scales.shape)
-        run_by_address(module, smxx_layout_rules, LayoutPlan("turn"), args, policy)
-        assert_bits_equal(turned, np.ascontiguousarray(scales.T))
+    def run(self, module: Any, policy: str) -> None:
+        """Run them all."""
+        for trial in self.trials:
+            trial.run(module, policy)
+
+
+@contextmanager
+def built_by(module: Any, rules: Any) -> Iterator[None]:
+    """Let the calls inside build their kernels with `module`."""
+    with patch.object(rules, "build", lambda plan: (module.build_amax if isinstance(plan, AmaxPlan) else module.build)(plan)):
+        yield
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Small casts to FP8 of one kind of block.
+
+    blocks   "token", "block" or "channel"
+    shape    of x
+    dtype    of x
+    options  of the cast
+    """
+
+    blocks: str
+    shape: tuple[int, int]
+    dtype: str = "float32"
+    options: tuple[tuple[str, Any], ...] = ()
+    special: float = 0.0
+
+    def run(self, module: Any, policy: str) -> None:
+        """Cast in the emulator and compare with the host."""
+        x = np.random.default_rng(0).standard_normal(self.shape).astype(np.float32)
+        x[-1, 0] = self.special or x[-1, 0]
+        x = x.astype(getattr(ml_dtypes, self.dtype, self.dtype))
+        name, options = f"per_{self.blocks}_cast_to_fp8", dict(self.options)
+        with built_by(module, smxx_cast_rules):
+            got = getattr(casts, name)(x, **options, on="emulator", policy=policy)
+        expected = getattr(quant, name)(x, **options)
+        assert_bits_equal(got.scale, expected.scale, self.blocks)
+        assert_bits_equal(np.asarray(got.data).view(np.uint8), np.asarray(expected.data).view(np.uint8), self.blocks)
+
+
+@dataclass(frozen=True)
+class Move:
+    """Scales turned to MN-major, packed, or unpacked.
+
+    move    "turn", "pack", "unpack" (to MN-major) or "unpack rows"
+    shape   of the float32 scales
+    stride  elements between those of a row of the input: other than 1 is read one by one
+    """
+
+    move: str
+    shape: tuple[int, int]
+    stride: int = 1
+
+    def run(self, module: Any, policy: str) -> None:
+        """Move in the emulator and compare with the host: the values, and the zeros of the padding."""
+        rng = np.random.default_rng(0)
+        sf = np.ldexp(np.float32(1), rng.integers(-127, 128, self.shape)).astype(np.float32)
+        if self.move.startswith("unpack"):
+            words = scales.get_mn_major_tma_aligned_packed_ue8m0_tensor(sf)
+            words = words if self.stride == 1 else np.ascontiguousarray(words)
+            call = scale_moves.unpacked
+            args, expected = (words, self.shape[1]), sf
+            options: dict[str, Any] = {"mn_major": self.move == "unpack"}
+        else:
+            wide = np.repeat(sf, self.stride, axis=1)[:, :: self.stride]
+            turned = self.move == "turn"
+            call = scale_moves.get_mn_major_tma_aligned_tensor if turned else scale_moves.get_mn_major_tma_aligned_packed_ue8m0_tensor
+            args, expected = (wide,), sf if turned else scales.get_mn_major_tma_aligned_packed_ue8m0_tensor(sf)
+            options = {}
+        with built_by(module, smxx_layout_rules):
+            got = call(*args, **options, on="emulator", policy=policy)
+        assert_bits_equal(np.ascontiguousarray(got), np.ascontiguousarray(expected), self.move)
+        if got.base is not None and got.strides[0] == 4 and got.base.ndim == 2:
+            assert not got.base[:, self.shape[0] :].any(), "padding is not zero"
+
+
+@dataclass(frozen=True)
+class BackToRows:
+    """MN-major scales turned back to rows."""
+
+    shape: tuple[int, int]
+
+    def run(self, module: Any, policy: str) -> None:
+        """As in `Move`."""
+        sf = np.random.default_rng(0).random(self.shape, dtype=np.float32)
+        with built_by(module, smxx_layout_rules):
+            got = scale_moves.get_row_major_tensor(scales.get_mn_major_tma_aligned_tensor(sf), on="emulator", policy=policy)
+        assert_bits_equal(got, sf, "rows")
 
 
 @dataclass(frozen=True)
 class RowCast:
     """Two rows to int8, a CTA one after the other."""
 
-    def is_likely(self, site: Site) -> bool:
-        """As in `Product`; the kernels of a room have one name."""
-        return site.ordinal < 2
-
-    def run(self, module: SimpleNamespace, policy: str) -> None:
+    def run(self, module: Any, policy: str) -> None:
         """Run it on the module of the casts to few bits and compare with the host's."""
         x = np.random.default_rng(0).standard_normal((2, 1024)).astype(np.float32)
         q, scale, chosen = np.zeros(x.shape, np.uint8), np.zeros((2, 1), np.float32), QuantizePlan("int8", "float32", "row", 64)
@@ -280,51 +190,111 @@ class RowCast:
 class LookForAmax:
     """The largest magnitude of a small matrix."""
 
-    def is_likely(self, site: Site) -> bool:
-        """As in `Product`."""
-        return True
-
-    def run(self, module: SimpleNamespace, policy: str) -> None:
+    def run(self, module: Any, policy: str) -> None:
         """Run it on the module of the casts to few bits."""
         x = np.random.default_rng(0).standard_normal((34, 48)).astype(np.float32)
-        partials, chosen = np.ones(smxx_quantize_rules.PARTIALS, np.float32), AmaxPlan("float32", True)
+        partials, chosen = np.full(smxx_quantize_rules.PARTIALS, 1e30, np.float32), AmaxPlan("float32", True)
         grid = smxx_quantize_rules.amax_grid(*x.shape)
         run_kernel(module.build_amax(chosen), grid, (x, *x.strides, 0, partials, 0, 0, *x.shape, 0, 0), policy)
         assert_bits_equal(partials.max(), np.abs(x).max())
 
 
-def run_kernel(built: BuiltCast, grid: tuple[int, int], args: tuple, policy: str) -> None:
+@dataclass(frozen=True)
+class PackOfBad:
+    """Scales of which one is no power of two: refused."""
+
+    value: float
+
+    def run(self, module: Any, policy: str) -> None:
+        """As in `Move`."""
+        sf = np.ones((5, 6), np.float32)
+        sf[4, 5] = self.value
+        refused = False
+        with built_by(module, smxx_layout_rules):
+            try:
+                scale_moves.get_mn_major_tma_aligned_packed_ue8m0_tensor(sf, on="emulator", policy=policy)
+            except ProblemError:
+                refused = True
+        assert refused, f"{self.value} is packed"
+
+
+@dataclass(frozen=True)
+class Few:
+    """Small casts to few bits, by the format's name ("fp4": DeepGEMM's, "fp4 words": with packed scales).
+
+    special   stands at one place of x; if it `is_alone` all else is zero
+    """
+
+    format: str
+    shape: tuple[int, int]
+    dtype: str = "float32"
+    special: float = 0.0
+    is_alone: bool = False
+
+    def run(self, module: Any, policy: str) -> None:
+        """Cast in the emulator and compare with the host."""
+        x = np.random.default_rng(0).standard_normal(self.shape).astype(np.float32)
+        x *= not self.is_alone
+        x[-1, 0] = self.special or x[-1, 0]
+        x = x.astype(getattr(ml_dtypes, self.dtype, self.dtype))
+        words = self.format == "fp4 words"
+        with built_by(module, smxx_quantize_rules):
+            if self.format.startswith("fp4"):
+                got = casts.per_token_cast_to_fp4(x, words, 32, words, on="emulator", policy=policy)
+            else:
+                got = casts.quantize(x, self.format, on="emulator", policy=policy)
+        expected = quant.per_token_cast_to_fp4(x, words, 32, words) if self.format.startswith("fp4") else quant.quantize(x, self.format)
+        assert_bits_equal(np.asarray(got.scale).view(np.uint8), np.asarray(expected.scale).view(np.uint8), self.format)
+        assert_bits_equal(np.asarray(got.data).view(np.uint8), np.asarray(expected.data).view(np.uint8), self.format)
+        if expected.global_scale is not None:
+            assert_bits_equal(np.asarray(got.global_scale), np.asarray(expected.global_scale), self.format)
+
+
+def run_kernel(built: Any, grid: tuple[int, int], args: tuple[Any, ...], policy: str) -> None:
     """Step a kernel that takes arrays as addresses."""
     arrays = [a for a in args if isinstance(a, np.ndarray)]
     values = [kind(a.ctypes.data if isinstance(a, np.ndarray) else a) for kind, a in zip(built.argtypes, args, strict=True)]
     emu.run(built.kernel, grid, built.threads, values, policy=policy, arrays=arrays)
 
 
-def run_by_address(module: SimpleNamespace, rules: ModuleType, chosen: object, args: tuple, policy: str) -> None:
-    """Step the kernel that `module` builds of a plan, which takes arrays as addresses."""
-    run_kernel(module.build(chosen), rules.grid(chosen, *args[-2:]), args, policy)
-
-
 TRIALS = {
     DENSE.NAME: [
-        Product(plan(16, 16), 17, 33, 600, 1),
+        Product(plan(16, 16), 17, 18, 500, 1),
         Product(plan(16, 16, share="A"), 16, 80, 400, 2),
-        Product(plan(16, 16, epilogue="direct"), 17, 33, 600, 1),
+        Product(plan(16, 16, epilogue="direct"), 17, 19, 500, 1),
         Product(plan(256, 16), 257, 16, 520, 1),
-        Product(plan(16, 16, rotate=True), 17, 33, 600, 1),
-        Product(plan(256, 16, rotate=True, overlap=True), 257, 32, 520, 1),
+        Product(plan(16, 16, rotate=True), 17, 18, 500, 1),
+        Product(plan(256, 16, rotate=True, overlap=True), 257, 16, 520, 1),
         Product(plan(64, 64, epilogue="warp"), 65, 136, 130, 1),
+        Product(plan(64, 128, epilogue="warp"), 65, 136, 130, 1),
+        Product(plan(16, 48, epilogue="direct"), 33, 147, 300, 2),
+        Product(plan(32, 32), 33, 32, 300, 1),
     ],
     SWAPPED.NAME: [
         Product(swapped(8, 64), 8, 130, 500, 1),
         Product(swapped(8, 64, split=2), 8, 64, 900, 132),
         Product(swapped(8, 64, block_k=256), 8, 130, 1024, 1),
         Product(swapped(8, 64, block_k=512), 8, 130, 2048, 1),
+        Product(swapped(8, 64), 5, 67, 300, 132),
+        Product(swapped(8, 64, split=2), 5, 67, 400, 132),
+        Product(swapped(8, 64), 5, 72, 300, 132),
+        Product(swapped(8, 64, split=2), 5, 72, 400, 132),
     ],
-    SKINNY.NAME: [Product(skinny(8, 2, 2), 5, 50, 640, 132), Product(skinny(16, 1, 1, block_n=32), 9, 40, 256, 132)],
+    SKINNY.NAME: [
+        Product(skinny(8, 2, 2), 5, 50, 640, 132),
+        Product(skinny(16, 1, 1, block_n=32), 9, 40, 256, 132),
+        Product(skinny(8, 4, 1), 3, 16, 1280, 132),
+        # every number of blocks of K from none for a warp to a second round of all that are on their way
+        Several(tuple(Product(skinny(8, 4, 1), 3, 16, 128 * blocks, 132) for blocks in range(1, 8))),
+        Product(skinny(8, 1, 2), 3, 16, 128, 132),
+    ],
     PORTABLE.NAME: [
         Product(portable("float8_e4m3fn", 16, 64), 16, 60, 640, 132),
         Product(portable("float8_e4m3fn", 16, 64, 4), 16, 60, 100, 132),
+        Product(portable("float8_e4m3fn", 16, 64), 13, 57, 200, 132),
+        Product(portable("float8_e4m3fn", 16, 64), 13, 40, 200, 132),
+        Product(portable("float8_e4m3fn", 16, 64, d_dtype="float32"), 13, 40, 200, 132),
+        Integers(portable("int8", 16, 64), 13, 40, 301),
     ],
     INT4.NAME: [
         Int4Product("bfloat16", "int4_g128", 8, 130, 500, (8, 64, 1, 2, 1), 1),
@@ -332,39 +302,67 @@ TRIALS = {
         Int4Product("float8_e4m3fn", "uint4_g64", 8, 70, 500, (8, 64, 1, 2, 1), 1),
         Int4Product("int8", "int4_g64", 8, 70, 500, (8, 64, 1, 2, 1), 1),
         Int4Product("int8", "int4_row", 8, 70, 512, (8, 64, 2, 2, 1), 1, "int32"),
+        Int4Product("int8", "int4_g64", 5, 67, 200, (8, 64, 1, 2, 1), with_bias=True, with_c=True),
+        Int4Product("bfloat16", "int4_g128", 8, 130, 256, (8, 128, 1, 2, 1), 1),
     ],
     PORTABLE_INT4.NAME: [
         Int4Product("bfloat16", "int4_row", 8, 20, 600, (8, 64, 1, 3, 1), kernel=PORTABLE_INT4.NAME),
         Int4Product("float8_e4m3fn", "uint4_g64", 8, 20, 200, (8, 64, 1, 3, 1), kernel=PORTABLE_INT4.NAME),
         Int4Product("bfloat16", "int4_row", 8, 20, 100, (8, 64, 1, 4, 1), kernel=PORTABLE_INT4.NAME),
+        Int4Product("bfloat16", "int4_g128", 7, 21, 130, (8, 64, 1, 3, 1), with_bias=True, with_c=True, kernel=PORTABLE_INT4.NAME),
+        Int4Product("int8", "int4_g64", 5, 67, 200, (8, 64, 1, 3, 1), kernel=PORTABLE_INT4.NAME),
+        Int4Product("bfloat16", "int4_g64", 5, 67, 200, (8, 64, 1, 3, 1), out="bfloat16", with_c=True, kernel=PORTABLE_INT4.NAME),
+        Int4Product("int8", "int4_row", 5, 67, 200, (8, 64, 1, 3, 1), kernel=PORTABLE_INT4.NAME),
+        Int4Product("int8", "int4_row", 5, 130, 200, (8, 128, 1, 3, 1), kernel=PORTABLE_INT4.NAME),
     ],
-    "smxx_cast": [Cast("block", (128, 128)), Cast("channel", (128, 1)), Cast("token", (1, 128))],
-    "smxx_layout": [Turn()],
-    "smxx_quantize": [RowCast(), LookForAmax()],
+    "smxx_cast": [
+        Cast("token", (9, 208)),
+        Cast("token", (9, 201), "bfloat16"),
+        Cast("token", (2, 201)),
+        Cast("token", (3, 288), options=(("use_ue8m0", True), ("use_packed_ue8m0", True), ("gran_k", 32)), special=np.inf),
+        Cast("channel", (32, 144), options=(("gran_k", 32),)),
+        Cast("channel", (64, 137), "bfloat16", (("gran_k", 64),)),
+        Cast("block", (130, 144)),
+        Cast("token", (2, 256)),
+        Cast("token", (2, 256), options=(("use_ue8m0", True), ("use_packed_ue8m0", True), ("gran_k", 32))),
+    ],
+    "smxx_layout": [
+        Move("turn", (66, 12)),
+        Move("turn", (5, 7), 2),
+        Move("pack", (66, 12)),
+        Move("pack", (5, 7), 2),
+        Move("unpack", (8, 7)),
+        Move("unpack", (6, 5), 2),
+        Move("unpack rows", (7, 6)),
+        BackToRows((5, 7)),
+        BackToRows((8, 8)),
+        # rows and columns of every remainder by four
+        Several(tuple(Move(move, (5, n), 2) for move in ("turn", "pack") for n in (5, 6, 8))),
+        Several(tuple(Move("unpack", (n, 5), 2) for n in (5, 7, 8))),
+        Several(tuple(Move("unpack rows", (n, 5), 2) for n in (5, 6, 8))),
+        Several(tuple(BackToRows(shape) for shape in ((5, 5), (5, 6), (5, 8), (6, 5), (7, 5), (8, 5)))),
+        PackOfBad(np.inf),
+        PackOfBad(1.5),
+    ],
+    "smxx_quantize": [
+        RowCast(),
+        LookForAmax(),
+        Few("mxfp4", (9, 96)),
+        Few("mxfp4", (3, 70), "bfloat16", np.inf),
+        Few("nvfp4", (3, 96)),
+        Few("nvfp4", (2, 50), special=np.inf),
+        Few("mxfp8", (3, 41), special=np.inf),
+        Few("fp8_tensor", (3, 41)),
+        Few("int4_g128", (3, 200), "bfloat16"),
+        Few("fp4 words", (3, 300)),
+        Few("fp4", (2, 160), special=np.inf),
+        Few("int4_g128", (2, 130), special=np.inf),
+        Few("mxfp4", (1, 32), special=6 * 2.0**-127, is_alone=True),
+        Few("mxfp8", (1, 32), special=448 * 2.0**-127, is_alone=True),
+        Few("nvfp4", (9, 48), "bfloat16"),
+        Few("fp4 words", (2, 160)),
+        Few("fp4 words", (2, 256)),
+        Few("int4_g128", (2, 256)),
+    ],
 }
 """A kernel's module -> small runs of it that between them come to every branch."""
-
-
-def kernels_of(site: Site) -> list[ModuleType]:
-    """The kernels that the site is a part of: its own module, or those that import from it."""
-    kernels = [importlib.import_module(f"dgnumba.kernels.{name}") for name in TRIALS]
-    own = f"dgnumba.kernels.{site.module}"
-    if site.module in TRIALS:
-        return [k for k in kernels if k.__name__ == own]
-    return [k for k in kernels if any(getattr(v, "__module__", None) == own for v in vars(k).values() if callable(v))]
-
-
-def verdict(site: Site, policy: str) -> tuple[str, str]:
-    """What the emulator says of the kernel without this call: ("reported", its words), ("wrong result", ...) or ("unnoticed", "")."""
-    worst = ("unnoticed", "")
-    for kernel in kernels_of(site):
-        module = mutated(kernel, site)
-        trials = TRIALS[kernel.__name__.rsplit(".", 1)[1]]
-        for trial in sorted(trials, key=lambda t: not t.is_likely(site)):
-            try:
-                trial.run(module, policy)
-            except EmulationError as error:
-                return "reported", f"{type(error).__name__}: {error}"
-            except AssertionError as error:
-                worst = ("wrong result", f"{trial}: {error}")
-    return worst

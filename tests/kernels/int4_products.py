@@ -71,26 +71,17 @@ class Int4Product:
                    "widen": self.widen}  # fmt: skip
         return Int4Plan.of(problem, self.kernel, **choices)
 
-    def is_likely(self, site) -> bool:
-        """Whether it comes to a site, as far as one can tell without running it."""
-        if site.function == "write_tables":
-            return self.kind == "float8_e4m3fn" and self.variant.startswith("uint4")
-        if site.function in ("issue_into", "stage_whole"):
-            return self.variant == "int4_row"
-        if site.call == "wgmma.wait_s32":
-            return self.kind in cases.INTEGERS
-        return ("cluster" not in site.call) or self.tile[4] > 1
-
     def run(self, module, policy: str, seed: int = 0) -> None:
         """Step the kernel that a module builds, and compare with the host's bits."""
+        rules = getattr(module, "rules", self.rules)
         operands, expected = self.operands(np.random.default_rng(seed))
         chosen, laid = self.plan(operands.problem), lay_out(operands)
-        assert self.rules.refusal(chosen, operands.problem) is None, self.rules.refusal(chosen, operands.problem)
+        assert rules.refusal(chosen, operands.problem) is None, rules.refusal(chosen, operands.problem)
         built = module.build(chosen)
-        grid = self.rules.grid(chosen, operands.problem, dataclasses.replace(H200, num_sms=self.num_sms))
+        grid = rules.grid(chosen, operands.problem, dataclasses.replace(H200, num_sms=self.num_sms))
         labels = {r.offset + r.nbytes * i: f"{r.name}[{i}]" for r in built.smem for i in range(r.stages)}
         arrays = [x for x in (getattr(laid, name) for name in ARRAYS) if x is not None]
-        emu.run(built.kernel, grid, built.threads, self.rules.bind(chosen, laid), smem=built.smem.launch_bytes, cluster=built.cluster, policy=policy,
+        emu.run(built.kernel, grid, built.threads, rules.bind(chosen, laid), smem=built.smem.launch_bytes, cluster=built.cluster, policy=policy,
                 labels=labels, arrays=arrays)  # fmt: skip
         if self.has_gate:
             wide = expected.astype(np.float64)

@@ -1,87 +1,111 @@
-"""Each barrier, fence, wait, expect, arrive and commit taken out of the kernels' source, one at a time: the emulator reports every one."""
+"""Small faults planted in the kernels' source, one at a time: the emulator, its checks or the oracle notice every one that can be noticed.
+
+What notices each is kept in bench/results/mutation.json, which `tests/mutation.py` writes. Here a spread of 100 is run again, each first by
+what noticed it then; `-m full` runs them all.
+"""
 
 import ast
+import json
 import re
-from types import SimpleNamespace
+from collections import Counter
 
+import mutation
 import pytest
-from cases import DENSE, KERNEL_OF
-from mutants import TRIALS, Site, execute, kernels_of, modules, mutated, read_source, sites, verdict
+from cases import KERNEL_OF
+from mutants import TRIALS
+from mutation import EQUIVALENT_, LAB, RESULTS, UNNOTICED, Attempt, Mutant
+from mutation_equivalent import EQUIVALENT
 
-SURVIVORS = {
-    "tma.prefetch": "a hint: it moves a descriptor into a cache and orders nothing",
-    "thread.setmaxnreg_dec": "the emulator counts no registers",
-    "thread.setmaxnreg_inc": "the emulator counts no registers",
-    "thread.griddepcontrol_wait": "orders grids; the emulator runs one grid after another, and nothing is launched dependent yet",
-    "epilogue.store_rows: thread.syncwarp 1": "the next panel's stmatrix.sync.aligned meets the warp, which the emulator takes for order",
-    "sm90_int4_gemm.produce: thread.syncwarp 0": "bar.arrive behind it meets the warp, which the emulator takes for order",
-    "sm90_fp8_gemm_1d2d_swap_ab.kernel: thread.syncwarp 0": "bar.arrive behind it meets the warp, which the emulator takes for order",
-}
-"""What may be taken out unnoticed, and why: a call wherever it stands, or one site. Nothing else may."""
-
-SITES = sites()
-ALLOWED = [s for s in SITES if s.call in SURVIVORS or str(s) in SURVIVORS]
-EXPECTED = [s for s in SITES if s not in ALLOWED]
+MUTANTS = {str(m): m for m in mutation.mutants()}
+KEPT = json.loads(RESULTS.read_text(encoding="utf-8"))["mutants"]
+KNOWN = [name for name in KEPT if name in MUTANTS and KEPT[name]["by"] != EQUIVALENT_]
+SPREAD = mutation.spread(KNOWN, 100)
 
 
-def check_reported(site, policy):
-    what, words = verdict(site, policy)
-    assert what == "reported", f"{site}: {what} under the {policy} policy. {words}"
+def first_attempt(name):
+    row = KEPT.get(name, {})
+    return Attempt(row["kernel"], row["trial"], row["policy"], row["is_checked"]) if "trial" in row else None
 
 
-@pytest.mark.parametrize("site", EXPECTED, ids=str)
-def test_a_missing_call_is_reported(site):
-    """Under one policy each, by turns: the full run takes both."""
-    check_reported(site, ("eager", "late")[EXPECTED.index(site) % 2])
+def check_noticed(name):
+    said = mutation.verdict(MUTANTS[name], first_attempt(name))
+    assert said.by not in (UNNOTICED, EQUIVALENT_), f"{name}: nobody notices"
+    assert said.words
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_a_mutant_is_noticed(name):
+    check_noticed(name)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("site", EXPECTED, ids=str)
-def test_every_missing_call_is_reported(site, policy):
-    check_reported(site, policy)
+@pytest.mark.parametrize("name", [name for name in MUTANTS if mutation.reason_of(MUTANTS[name]) is None])
+def test_every_mutant_is_noticed(name):
+    check_noticed(name)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("site", ALLOWED, ids=str)
-def test_the_survivors_survive(site, policy):
-    """The list is not a hiding place: without such a call the result is right and nothing is reported."""
-    what, words = verdict(site, policy)
-    assert what == "unnoticed", f"{site}: {what}. {words}"
+@pytest.mark.parametrize("name", [name for name in MUTANTS if mutation.reason_of(MUTANTS[name]) is not None])
+def test_an_equivalent_mutant_is_not_noticed(name):
+    """The list is not a hiding place: nothing sees it."""
+    said = mutation.verdict(MUTANTS[name])
+    assert said.by == EQUIVALENT_, f"{name}: {said.words}"
 
 
-def test_every_survivor_is_still_in_the_source():
-    assert {name for s in ALLOWED for name in (s.call, str(s))} >= set(SURVIVORS)
+def test_the_kept_numbers_say_that_all_are_noticed():
+    assert Counter(row["by"] for row in KEPT.values())[UNNOTICED] == 0
+    assert len(SPREAD) == 100 and sum(KEPT[name]["by"] == LAB for name in SPREAD) >= 70  # of the others only the result is wrong
 
 
-def test_all_synchronising_calls_are_sites():
+def test_every_reason_is_about_a_mutant():
+    unused = [pattern for pattern in EQUIVALENT if not any(mutation.matches(name, pattern) for name in MUTANTS)]
+    assert unused == []
+    assert all(len(reason) > 30 for reason in EQUIVALENT.values())
+
+
+def test_every_operator_of_the_table_is_used():
+    table = re.findall(r"^([a-z][a-z ]+?)  +\S", mutation.operators_text(), re.MULTILINE)
+    assert Counter(m.operator for m in MUTANTS.values()).keys() == set(table)
+
+
+def test_all_synchronising_calls_are_mutated():
     """Counted by eye: no call of these families escapes, however it is written."""
     pattern = re.compile(
-        r"^[^#\n]*?\b(?:barrier\.(?!_)\w+|mbarrier\.\w+|wgmma\.(?:fence|commit|wait(?:_s32)?)|cp_async\.(?:commit|wait)|tma\.(?:commit|wait\w*|prefetch)|cuda\.sync\w+|thread\.(?:sync\w+|setmax\w+|griddep\w+))\("
+        r"^[^#\n]*?\b(?:barrier\.(?!_)\w+|mbarrier\.\w+|wgmma\.(?:fence|commit|wait(?:_s32)?)|cp_async\.(?:commit|wait)|tma\.(?:commit|wait\w*)"
+        r"|cuda\.sync\w+|thread\.(?:sync\w+|griddepcontrol_wait))\("
     )
-    total = 0
-    for module in modules():
-        text = re.sub(r'""".*?"""', "", read_source(module)[0], flags=re.DOTALL)
-        total += sum(bool(pattern.match(line)) for line in text.splitlines())
-    assert total == len([s for s in SITES if not s.leaves and not s.partner])
-    assert len(SITES) >= 40
+    for module in mutation.modules():
+        tree, file = mutation.source_of(module)
+        with open(file, encoding="utf-8") as stream:
+            text = re.sub(r'""".*?"""', "", stream.read(), flags=re.DOTALL)
+        written = sum(bool(pattern.match(line)) for line in text.splitlines())
+        calls = [
+            m
+            for m in MUTANTS.values()
+            if m.module == module and m.operator.startswith("drop ") and m.text == m.call and not m.call.endswith("_if")
+        ]
+        conditional = [m for m in MUTANTS.values() if m.module == module and m.operator == "drop arrive" and m.call.endswith("_if")]
+        expects = sum(m.operator == "drop expect" and m.call == "mbarrier.arrive_expect_tx" for m in calls)
+        assert written == len(calls) + len(conditional) - expects, module
+        assert isinstance(tree, ast.Module)
 
 
-def test_every_kernel_has_trials_and_every_site_a_kernel():
+def test_every_kernel_has_trials():
     assert set(TRIALS) >= set(KERNEL_OF)
-    for name in TRIALS:
-        assert any(kernel.__name__.endswith("." + name) for s in EXPECTED for kernel in kernels_of(s)), name
-    assert all(kernels_of(s) for s in SITES)
-    assert {"epilogue"} <= {s.module for s in SITES}
 
 
-def test_taking_nothing_out_changes_nothing():
-    """The machinery itself: a module executed anew without a change gives the oracle's bits, so that a report comes from the missing call."""
-    for name, trials in TRIALS.items():
-        source, file = read_source(name)
-        anew = SimpleNamespace(**execute(name, ast.parse(source), file, {}))
-        trials[0].run(anew, "late")
+def test_changing_nothing_changes_nothing():
+    """The machinery itself: a module executed anew without a change gives the oracle's bits, so that what is noticed comes from the mutant."""
+    room = mutation.room_of(None)
+    for kernel in TRIALS:
+        assert mutation.made(Attempt(kernel, 0, "late", False), mutation.kernel_in(room, kernel)) == ("", "")
 
 
-def test_a_site_that_is_not_there_is_refused():
+def test_a_mutant_that_is_not_there_is_refused():
     with pytest.raises(AssertionError, match="is not in the source"):
-        mutated(DENSE, Site("sm90_fp8_gemm_1d2d", "kernel", "cuda.syncthreads", 99))
+        mutation.verdict(Mutant("pipeline", "next_slot", "phase", "nothing", "", 99))
+
+
+def test_the_readme_has_the_kept_numbers():
+    readme = (RESULTS.parent.parent.parent / "README.md").read_text(encoding="utf-8")
+    assert mutation.table(KEPT) in readme

@@ -1,0 +1,38 @@
+"""Mutants that nobody can tell from the original, and why; `*` in a name stands for anything."""
+
+_TWO_WAYS = "chooses between two ways to the same number, of which the longer is right everywhere and the shorter near the edge too"
+_GRIDS = "orders grids: the emulator runs one after another, and nothing is launched as dependent yet"
+_RECONVERGES = "every lane arrives at the barrier behind it and lane 0 publishes its own inits: it only reconverges the warp"
+_PAST_K = "blocks past the end of K are copies of nothing: zeros into a stage that nobody reads any more"
+
+EQUIVALENT: dict[str, str] = {
+    "*: drop wait: thread.griddepcontrol_wait #*": _GRIDS,
+    "epilogue.store_tile: drop predicate: tma.store_2d_if #0": "all 128 threads store the same box of the same bytes: slower, not wrong",
+    "epilogue.store: edge: u32(cuda.threadIdx.x) % 128 -1 #0": "thread 1 stores the tile in the place of thread 0; all threads commit and wait alike",
+    "pipeline.next_slot: stage count: num_stages -1 #0": "producer and consumers both call it: a ring of one stage less",
+    "sm80_gemm.kernel: drop predicate: if k_block + NUM_STAGES < k_blocks #0": _PAST_K,
+    "sm80_gemm.kernel: edge: k_block + NUM_STAGES < k_blocks #0": _PAST_K,
+    "sm80_gemm.kernel: stage count: NUM_STAGES -1 #1": _PAST_K,
+    "sm80_gemm.kernel: wait count: cp_async.wait +1 #2": "the last group holds no copy: the loop has waited for all blocks",
+    "sm80_parts.copy: edge: at < last #0": "the smaller of two numbers, which are equal where the comparisons differ",
+    "sm80_parts.load: edge: r < last #0": "the smaller of two numbers, which are equal where the comparisons differ",
+    "sm90_fp8_gemm_1d2d.consumer: edge: n_idx % 128 +1 #0": "segments begin at multiples of 8 columns, tiles at 16: one more crosses no edge",
+    "sm90_fp8_gemm_1d2d.kernel: drop predicate: if warp_idx == CONSUMER_WARPS and lane_idx == 0 #0": "guards prefetches of descriptors: hints",
+    "sm90_fp8_gemm_1d2d_swap_ab.multiply: wait count: wgmma.wait +1 #1": "the wait before it has waited for the only group",
+    "sm90_fp8_gemm_1d2d_swap_ab.multiply: wait count: wgmma.wait +1 #2": "the wait before it has waited for the only group",
+    "sm90_fp8_gemm_1d2d_swap_ab.multiply: wait count: wgmma.wait +1 #3": "the wait before it has waited for the only group",
+    "sm90_fp8_gemm_1d2d_swap_ab.kernel: drop barrier: thread.syncwarp #0": _RECONVERGES,
+    "sm90_int4_gemm.produce: drop barrier: thread.syncwarp #0": _RECONVERGES,
+    "quantize_scales.quotient: *": _TWO_WAYS,
+    "quantize_scales.below: *": _TWO_WAYS,
+    "quantize_scales.scale_of: edge: size < NORMAL_E4M3 #0": _TWO_WAYS,
+    "smxx_cast.codes_of: drop predicate: if is_any_poisoned(inverses) #0": _TWO_WAYS,
+    "smxx_quantize.codes_of: drop predicate: if is_any_poisoned(inverses) #0": _TWO_WAYS,
+    "smxx_quantize.kernel: edge: col - lane * WIDTH < k #0": "a round more, of which every load lies outside and reads zeros",
+    "smxx_quantize.kernel: edge: row < m #0": "a round more, of which every load lies outside and reads zeros",
+    "smxx_layout.store: edge: row < rows #1": "rows of a multiple of four are stored by 16 bytes: here the comparisons never differ",
+    "epilogue.store_float32: edge: left + 1 < n #0": "D has an odd number of columns only in a padded buffer of ours, whose padding it writes",
+    "sm80_int4_gemm.write_tables: edge: tid < 64 #0": "the word behind the tables lies in the 16 bytes that alignment always leaves",
+    "quantize_scales.scale_of: edge: bits < INFINITY #0": "of an infinite scale all codes are 0 either way: by an inverse of 0, or of NaN",
+    "smxx_layout.kernel: edge: row < rows #0": "the value of a row that is not there, which is not stored",
+}

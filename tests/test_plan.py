@@ -28,7 +28,7 @@ def check_fits(chosen, problem, device):
     tiles, grid = kernel.count_tiles(chosen, problem), kernel.grid(chosen, problem, device)
     assert tiles * chosen.block_m * chosen.block_n >= problem.m * problem.n
     assert grid >= 1 and grid % chosen.cluster == 0
-    if kernel.NAME == "sm80_gemm":
+    if kernel.NAME in ("sm80_gemm", "sm90_fp8_gemv_1d2d"):
         assert grid == tiles, "a CTA a tile"
     else:
         assert grid <= device.num_sms, "persistent: one CTA a multiprocessor"
@@ -313,3 +313,9 @@ def test_a_named_plan_that_is_impossible_says_why_by_kernel():
     assert "M up to 128, got 4096" in caught.value.reasons[SWAPPED.NAME]
     with pytest.raises(PlanError, match="bytes of shared memory"):
         named("128x128x128 s9 tma", GemmProblem(4096, 4096, 4096), H200)
+
+
+def test_a_kernel_for_few_rows_has_a_cta_for_each_tile_on_a_smaller_gpu_too():
+    """Of 115 tiles on 114 multiprocessors: the hardware deals them out."""
+    problem, device = GemmProblem(1, 1825, 512), KNOWN["h100-pcie"]
+    check_fits(choose(problem, device).plan, problem, device)

@@ -16,8 +16,8 @@ from .errors import ProblemError
 from .kernels import Built, GemmPlan
 from .layouts.operands import LaidOut, lay_out
 from .plan import Choice
+from .prepared import Planned, prepared, quick, remember
 from .prepared import built as built_kernel
-from .prepared import prepared, quick, remember
 from .problem import GemmProblem, Operands, check_fp8_gemm_nt, settle
 from .xp import address, device_of, empty, namespace
 
@@ -281,10 +281,11 @@ def explain(a: Any, b: Any, d: Any = None, c: Any = None, *, check: bool | None 
     device = Device.of(operands.a)
     choice = _choose(operands, plan, device)
     built = built_kernel(choice)
-    return Explanation(operands, _lay_out(operands).copies, device, choice, built, _resources(choice, built, device))
+    return Explanation(operands, _lay_out(operands).copies, device, choice, built, resources_of(choice, built, device))
 
 
-def _resources(choice: Choice, built: Built, device: Device) -> str:
+def resources_of(choice: Planned, built: Built, device: Device) -> str:
+    """What a plan's kernel takes of a multiprocessor, in words."""
     try:
         cubin = launching.compiled(choice.plan, lambda: (built.kernel, built.argtypes), arch=device.arch, threads=built.threads)
     except Exception as error:  # explaining must work where nothing can be compiled

@@ -241,10 +241,9 @@ def estimates(
     """
     if not plans:
         return []
-    if plans[0].kernel == cost_gemv.NAME:
-        return [_streamed(plan, problem, device) for plan in plans]
-    if plans[0].kernel == sm80_gemm_rules.NAME:
-        return [_portable(plan, problem, device) for plan in plans]
+    own = OWN_MODELS.get(plans[0].kernel)
+    if own is not None:
+        return [own(plan, problem, device) for plan in plans]
     work = work_of(plans, problem.m, problem.n, problem.k, problem.d_dtype.itemsize, device, is_dirty)
     parts = price(work, constants or CONSTANTS.get(plans[0].kernel, Constants()))
     return [Estimate(*row) for row in np.stack(np.broadcast_arrays(*parts), 1).tolist()]
@@ -264,6 +263,10 @@ def _portable(plan: GemmPlan, problem: GemmProblem, device: Device) -> Estimate:
     """The kernel for other GPUs than Hopper has a model of its own; L2's share is its loads'."""
     total, tensor, load, smem, latency, epilogue, memory = sm80_gemm_rules.parts(plan, problem, device)
     return Estimate(total, tensor, max(load, smem), load, latency, 0.0, epilogue, memory, LAUNCH)
+
+
+OWN_MODELS = {cost_gemv.NAME: _streamed, sm80_gemm_rules.NAME: _portable}
+"""By kernel: what prices a plan where the model of tiles and rounds does not fit."""
 
 
 def work_of(plans: Sequence[GemmPlan], m: Array, n: Array, k: Array, itemsize: Array, device: Device, is_dirty: Array = False) -> Work:

@@ -45,15 +45,10 @@ class Emulated:
         return self.built.kernel, grid, self.built.threads, self.choice.kernel.bind(self.choice.plan, self.laid)
 
     @property
-    def labels(self) -> dict[int, str]:
-        """Offset in shared memory -> what lies there: "a[2]", "full[0]"."""
-        return {r.offset + r.nbytes * i: f"{r.name}[{i}]" for r in self.built.smem for i in range(r.stages)}
-
-    @property
     def options(self) -> dict[str, Any]:
         """What else `emu.run` takes: shared memory, cluster, labels, the arrays that are reached by address."""
         arrays = tuple(getattr(self.laid, name) for name in self.choice.kernel.POINTERS)
-        return {"smem": self.built.smem.launch_bytes, "cluster": self.built.cluster, "labels": self.labels, "arrays": arrays}
+        return {"smem": self.built.smem.launch_bytes, "cluster": self.built.cluster, "labels": self.built.smem.labels, "arrays": arrays}
 
     @property
     def d(self) -> np.ndarray:

@@ -6,17 +6,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from . import launching
-from .api import On
+from .api import On, resources_of
 from .device import Device
 from .dtypes import DType
 from .emulated import SMS
 from .errors import ProblemError
 from .int4_operands import ARRAYS, Int4LaidOut, Int4Operands, check_int4_gemm_nt, lay_out
 from .int4_plan import Int4Choice, choose_int4, validate_int4
-from .int4_prepared import built, prepared, quick, remember
+from .int4_prepared import prepared, quick, remember
 from .int4_problem import Int4Problem
 from .kernels import Built
 from .kernels.int4_spec import Int4Plan
+from .prepared import built
 from .quant.int4_host import int4_gemm_nt_host
 from .xp import device_of
 
@@ -132,10 +133,9 @@ def _emulate(operands: Int4Operands, plan: Int4Plan | None, policy: str) -> None
     laid = lay_out(operands)
     made = built(choice)
     grid = choice.kernel.grid(choice.plan, laid.problem, device)
-    labels = {r.offset + r.nbytes * i: f"{r.name}[{i}]" for r in made.smem for i in range(r.stages)}
     arrays = [x for x in (getattr(laid, name) for name in ARRAYS) if x is not None]
     emu.run(made.kernel, grid, made.threads, choice.kernel.bind(choice.plan, laid), smem=made.smem.launch_bytes, cluster=made.cluster,
-            policy=policy, labels=labels, arrays=arrays)  # fmt: skip
+            policy=policy, labels=made.smem.labels, arrays=arrays)  # fmt: skip
     _finish(laid)
 
 
@@ -182,15 +182,7 @@ def explain_int4(a: Any, w: Any, d: Any = None, c: Any = None, *, bias: Any = No
     device = Device.of(operands.a)
     choice = _choose(operands.problem, plan, device)
     made = built(choice)
-    return Int4Explanation(operands, lay_out(operands).copies, device, choice, made, _resources(choice, made, device))
-
-
-def _resources(choice: Int4Choice, made: Built, device: Device) -> str:
-    try:
-        cubin = launching.compiled(choice.plan, lambda: (made.kernel, made.argtypes), arch=device.arch, threads=made.threads)
-    except Exception as error:  # explaining must work where nothing can be compiled
-        return f"unknown, the kernel could not be compiled here ({type(error).__name__}: {str(error).splitlines()[0]})"
-    return f"{cubin.registers} a thread at entry, {made.threads} threads; {cubin.spill_stores + cubin.spill_loads} bytes spilled"
+    return Int4Explanation(operands, lay_out(operands).copies, device, choice, made, resources_of(choice, made, device))
 
 
 __all__ = ["Int4Explanation", "explain_int4", "int4_gemm_nt"]

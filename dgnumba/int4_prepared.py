@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import weakref
 from typing import Any
 
@@ -12,36 +11,14 @@ from . import launching
 from .device import Device
 from .int4_operands import ARRAYS, Int4LaidOut
 from .int4_plan import Int4Choice
-from .kernels import Built
-from .kernels.int4_spec import Int4Plan
+from .prepared import extent_of, program
 from .quant.int4_weights import Int4Weights
 from .quant.qtensor import QTensor
 from .xp import address
 
 _KEPT = 1024
-_lock = threading.Lock()
-_built: dict[Int4Plan, Built] = {}
 _launches: dict[Any, Launch] = {}
 _quick: weakref.WeakKeyDictionary[Int4Weights, dict[Any, QuickCall]] = weakref.WeakKeyDictionary()
-
-
-def built(choice: Int4Choice) -> Built:
-    """The kernel of a plan; built once."""
-    found = _built.get(choice.plan)
-    if found is None:
-        with _lock:
-            found = _built.setdefault(choice.plan, choice.kernel.build(choice.plan))
-    return found
-
-
-def _source(choice: Int4Choice) -> tuple[Any, tuple[Any, ...]]:
-    made = built(choice)
-    return made.kernel, made.argtypes
-
-
-def program(choice: Int4Choice, device: Device) -> launching.Program:
-    """The compiled kernel of a plan."""
-    return launching.program(choice.plan, lambda: _source(choice), arch=device.arch, threads=choice.kernel.threads(choice.plan))
 
 
 class Launch:
@@ -97,7 +74,7 @@ class QuickCall:
         self.scalars = list(launch.scalars)
         self.scalars[launch.alpha] = laid.alpha_bits
         self.places = [(i, self.GIVEN[name]) for i, name in launch.places if name in self.GIVEN]
-        self.sizes = tuple(0 if x is None else int(sum((n - 1) * s for n, s in zip(x.shape, x.strides)) + x.itemsize)
+        self.sizes = tuple(0 if x is None else extent_of(x)
                            for x in (laid.a, laid.sfa if laid.sfa is not None else laid.token_scales, laid.w, laid.d))  # fmt: skip
 
     def __call__(self, a: int, scales: int, w: int, d: int, stream: int) -> bool:
@@ -145,7 +122,7 @@ def quick(a: Any, w: Any, d: Any, stream: Any) -> bool:
     if call is None:
         return False
     device = d.data.device_id
-    handle = cupy.cuda.get_current_stream(device).ptr or launching.LEGACY if stream is None else launching.stream_of(arrays, device, stream)
+    handle = launching.cupys_stream(device) if stream is None else launching.stream_of(arrays, device, stream)
     scales = arrays[1].data.ptr if len(arrays) == 4 else 0
     return call(arrays[0].data.ptr, scales, w.stream.data.ptr, d.data.ptr, handle)
 

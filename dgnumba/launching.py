@@ -20,7 +20,7 @@ from .assemble import Cubin, assemble
 from .device import Device
 from .driver import Kernel, Launcher, LaunchShape
 from .errors import ProblemError
-from .streams import LEGACY, joined, ordered, stream_of
+from .streams import LEGACY, cupys_stream, joined, ordered, stream_of
 
 Dim3 = int | Sequence[int]
 On = Literal["cuda", "emulator"]
@@ -218,6 +218,7 @@ __all__ = [
     "On",
     "Program",
     "compiled",
+    "cupys_stream",
     "encoded",
     "encoder",
     "joined",

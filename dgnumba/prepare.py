@@ -37,10 +37,7 @@ class PreparedGemm:
             self._look_at((a_data, sfa, b_data, sfb, d))
         if self._call is not None:
             device = d.data.device_id
-            if stream is None:
-                handle = sys.modules["cupy"].cuda.get_current_stream(device).ptr or launching.LEGACY
-            else:
-                handle = launching.stream_of((d,), device, stream)
+            handle = launching.cupys_stream(device) if stream is None else launching.stream_of((d,), device, stream)
             if self._call(self._at, handle):
                 return d
         return fp8_gemm_nt(a, b, d, plan=self._plan, stream=stream)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from typing import Any
+from typing import Any, Protocol
 
 from . import launching
 from .device import Device
-from .kernels import Built, GemmPlan
+from .kernels import Built
 from .layouts.operands import LaidOut
 from .plan import Choice
 from .problem import is_plain
@@ -24,11 +24,23 @@ _PLACES = 256
 """Most addresses kept for one form of call; then it starts afresh."""
 
 _lock = threading.Lock()
-_built: dict[GemmPlan, Built] = {}
+_built: dict[Any, Built] = {}
 _prepared: dict[Any, PreparedLaunch] = {}
 
 
-def built(choice: Choice) -> Built:
+class Planned(Protocol):
+    """A choice of any family of kernels: the kernel, and the plan that it is to be built from."""
+
+    @property
+    def plan(self) -> Any:
+        """What is frozen into the kernel."""
+
+    @property
+    def kernel(self) -> Any:
+        """`build` and `threads` take the plan."""
+
+
+def built(choice: Planned) -> Built:
     """The kernel of a plan; built once."""
     found = _built.get(choice.plan)
     if found is None:
@@ -37,7 +49,7 @@ def built(choice: Choice) -> Built:
     return found
 
 
-def program(choice: Choice, device: Device) -> launching.Program:
+def program(choice: Planned, device: Device) -> launching.Program:
     """The compiled kernel of a plan."""
 
     def build() -> tuple[Any, tuple[Any, ...]]:
@@ -94,7 +106,7 @@ class QuickCall:
 
     def __init__(self, launch: PreparedLaunch, laid: LaidOut) -> None:
         self.launch = launch
-        self.sizes = tuple(_extent(x) for x in (laid.a, laid.sfa, laid.b, laid.sfb, laid.d))
+        self.sizes = tuple(extent_of(x) for x in (laid.a, laid.sfa, laid.b, laid.sfb, laid.d))
         self._kept: dict[tuple[int, ...], tuple[list[int], tuple[Any, ...]]] = {}
 
     def __call__(self, at: tuple[int, int, int, int, int], stream: int) -> bool:
@@ -117,7 +129,7 @@ class QuickCall:
         return not any(at < d + size_d and d < at + size for at, size in zip((a, sfa, b, sfb), read))
 
 
-def _extent(x: Any) -> int:
+def extent_of(x: Any) -> int:
     """Bytes from the first element to behind the last."""
     return int(sum((n - 1) * stride for n, stride in zip(x.shape, x.strides)) + x.itemsize)
 
@@ -148,10 +160,7 @@ def quick(a_pair: Any, b_pair: Any, d: Any, stream: Any) -> bool:
     if call is None:
         return False
     device = d.data.device_id
-    if stream is None:
-        handle = cupy.cuda.get_current_stream(device).ptr or launching.LEGACY
-    else:
-        handle = launching.stream_of((a, sfa, b, sfb, d), device, stream)
+    handle = launching.cupys_stream(device) if stream is None else launching.stream_of((d,), device, stream)
     return call((a.data.ptr, sfa.data.ptr, b.data.ptr, sfb.data.ptr, d.data.ptr), handle)
 
 

@@ -61,6 +61,11 @@ def stream_of(arrays: Iterable[Any], device: int, stream: Any = None) -> int:
     return cupys or LEGACY
 
 
+def cupys_stream(device: int) -> int:
+    """The handle of CuPy's current stream: what `stream_of` gives for CuPy's arrays alone, in a fraction of the time."""
+    return sys.modules["cupy"].cuda.get_current_stream(device).ptr or LEGACY
+
+
 def _handle(stream: Any) -> int:
     if hasattr(stream, "__cuda_stream__"):
         handle = stream.__cuda_stream__()[1]

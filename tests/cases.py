@@ -82,11 +82,10 @@ def run_plan(module, chosen, case, d, policy, num_sms, rules=None):
     laid = lay_out(check_fp8_gemm_nt(case.a, case.b, d))
     built = module.build(chosen)
     grid = rules.grid(chosen, laid.problem, dataclasses.replace(H200, num_sms=num_sms))
-    labels = {r.offset + r.nbytes * i: f"{r.name}[{i}]" for r in built.smem for i in range(r.stages)}
     args = rules.bind(chosen, laid)
     emu.run(
         built.kernel, grid, built.threads, args,
-        smem=built.smem.launch_bytes, cluster=built.cluster, policy=policy, labels=labels,
+        smem=built.smem.launch_bytes, cluster=built.cluster, policy=policy, labels=built.smem.labels,
         arrays=[getattr(laid, name) for name in rules.POINTERS],
     )  # fmt: skip
     if laid.target is not laid.d:

@@ -10,6 +10,7 @@ from ..dtypes import DTYPES
 from ..int4_problem import Int4Problem
 from ..layouts.int4.stream import COLUMNS, Record, Zeros, order_for
 from ..layouts.smem import SmemMap
+from ..xp import address
 from .spec import Built
 
 
@@ -92,6 +93,11 @@ class Int4Plan:
             if planned != given:
                 return f"is for {name} {planned}, got {given}"
         return None
+
+
+def address_or_0(x: Any) -> int:
+    """The address of an array that a call may do without."""
+    return 0 if x is None else address(x)
 
 
 class Int4Kernel(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -14,10 +13,10 @@ from ..integers import u32, u64
 from ..layouts.smem import SmemMap
 from ..xp import address
 from . import sm80_cost
-from .int4_spec import Int4Plan
+from .int4_spec import Int4Plan, address_or_0
 from .sm80_gemm_rules import needs_widening
 from .sm90_int4_gemm_rules import accumulators, needs_tables, refused_types
-from .spec import Built
+from .spec import Built, Rule, first_broken, most_stages
 
 NAME = "sm80_int4_gemm"
 
@@ -34,8 +33,6 @@ def supports(problem: Int4Problem, device: Device) -> str | None:
         return f"needs sm_89 for zero points beside {problem.a_dtype}, {device.name} is sm_{cc[0]}{cc[1]}"
     return refused_types(problem)
 
-
-Rule = tuple[str, Callable[[Int4Plan, Int4Problem], bool]]
 
 RULES: tuple[Rule, ...] = (
     (f"BLOCK_M of {BLOCK_MS}", lambda plan, _: plan.block_m in BLOCK_MS),
@@ -55,13 +52,7 @@ RULES: tuple[Rule, ...] = (
 
 def refusal(plan: Int4Plan, problem: Int4Problem) -> str | None:
     """Why a plan cannot be built, or cannot take the problem, or None."""
-    differs = plan.differs_from(problem)
-    if differs is not None:
-        return differs
-    for words, holds in RULES:
-        if not holds(plan, problem):
-            return "needs " + words.format(plan=plan, problem=problem)
-    return None
+    return plan.differs_from(problem) or first_broken(RULES, plan, problem)
 
 
 def threads(plan: Int4Plan) -> int:
@@ -90,8 +81,7 @@ def candidates(problem: Int4Problem, device: Device) -> list[Int4Plan]:
     for block_m, block_n, records in product(block_ms, BLOCK_NS, RECORD_COUNTS):
         plan = Int4Plan.of(problem, NAME, block_m=block_m, block_n=block_n, num_stages=MIN_STAGES, records=records, widen=widen)
         if refusal(plan, problem) is None:
-            one, two = (smem(replace(plan, num_stages=n)).launch_bytes for n in (1, 2))
-            stages = min(MAX_STAGES, 1 + (device.smem_per_block - one) // (two - one))
+            stages = min(MAX_STAGES, most_stages(smem, plan, device))
             if stages >= MIN_STAGES:
                 plans.append(replace(plan, num_stages=stages))
     return plans
@@ -142,15 +132,11 @@ def bind(plan: Int4Plan, laid: Any) -> tuple[Any, ...]:
     """The kernel's arguments, in order, for operands laid out by `int4_operands.lay_out`."""
     problem = laid.problem
     return (
-        u64(address(laid.a)), u64(_address(laid.sfa)), u64(address(laid.w)), u64(address(laid.d)), u64(laid.d.strides[0]), u64(_address(laid.bias)),
-        u64(_address(laid.c)), u64(0 if laid.c is None else laid.c.strides[0]), u64(_address(laid.token_scales)), u32(laid.alpha_bits),
-        u32(laid.a.strides[0]), u32(0 if laid.sfa is None else laid.sfa.strides[1]), u32(laid.a.shape[1] * laid.a.itemsize), u32(problem.m),
-        u32(problem.n), u32(problem.tiles), u32(problem.records),
+        u64(address(laid.a)), u64(address_or_0(laid.sfa)), u64(address(laid.w)), u64(address(laid.d)), u64(laid.d.strides[0]),
+        u64(address_or_0(laid.bias)), u64(address_or_0(laid.c)), u64(0 if laid.c is None else laid.c.strides[0]),
+        u64(address_or_0(laid.token_scales)), u32(laid.alpha_bits), u32(laid.a.strides[0]), u32(0 if laid.sfa is None else laid.sfa.strides[1]),
+        u32(laid.a.shape[1] * laid.a.itemsize), u32(problem.m), u32(problem.n), u32(problem.tiles), u32(problem.records),
     )  # fmt: skip
-
-
-def _address(x: Any) -> int:
-    return 0 if x is None else address(x)
 
 
 def build(plan: Int4Plan) -> Built:

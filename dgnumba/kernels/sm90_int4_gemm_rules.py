@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -14,9 +13,9 @@ from ..integers import u32, u64
 from ..layouts.descriptors import TensorMap
 from ..layouts.smem import SmemMap
 from ..xp import address
-from .int4_spec import Int4Plan
+from .int4_spec import Int4Plan, address_or_0
 from .sm90_int4_cost import price
-from .spec import Built
+from .spec import Built, Rule, first_broken, most_stages
 
 NAME = "sm90_int4_gemm"
 
@@ -63,8 +62,6 @@ def accumulators(plan: Int4Plan) -> int:
     return plan.block_m // 2 * plan.record.groups * (2 if plan.zeros == "float" else 1)
 
 
-Rule = tuple[str, Callable[[Int4Plan, Int4Problem], bool]]
-
 RULES: tuple[Rule, ...] = (
     (f"BLOCK_M of {BLOCK_MS}", lambda plan, _: plan.block_m in BLOCK_MS),
     (f"BLOCK_N of {BLOCK_NS}", lambda plan, _: plan.block_n in BLOCK_NS),
@@ -94,13 +91,7 @@ RULES: tuple[Rule, ...] = (
 
 def refusal(plan: Int4Plan, problem: Int4Problem) -> str | None:
     """Why a plan cannot be built, or cannot take the problem, or None."""
-    differs = plan.differs_from(problem)
-    if differs is not None:
-        return differs
-    for words, holds in RULES:
-        if not holds(plan, problem):
-            return "needs " + words.format(plan=plan, problem=problem)
-    return None
+    return plan.differs_from(problem) or first_broken(RULES, plan, problem)
 
 
 def producer_threads(plan: Int4Plan) -> int:
@@ -158,8 +149,7 @@ def candidates(problem: Int4Problem, device: Device) -> list[Int4Plan]:
             continue
         if split > 1 and count_tiles(plan, problem) > device.clusters_at_once(split):
             continue
-        one, two = (smem(replace(plan, num_stages=n)).launch_bytes for n in (1, 2))
-        stages = min(MAX_STAGES, 1 + (device.smem_per_block - one) // (two - one))
+        stages = min(MAX_STAGES, most_stages(smem, plan, device))
         if stages >= MIN_STAGES:
             plans.append(replace(plan, num_stages=stages))
     return plans
@@ -200,14 +190,10 @@ def bind(plan: Int4Plan, laid: Any) -> tuple[Any, ...]:
     )  # fmt: skip
     sfa = TensorMap.of(laid.sfa.T, (plan.block_m, plan.records)) if plan.a_dtype == "float8_e4m3fn" else blocks
     return (
-        blocks, sfa, u64(address(laid.w)), u64(address(laid.d)), u64(laid.d.strides[0]), u64(_address(laid.bias)), u64(_address(laid.c)),
-        u64(0 if laid.c is None else laid.c.strides[0]), u64(_address(laid.token_scales)), u32(laid.alpha_bits), u32(problem.m), u32(problem.n),
-        u32(problem.tiles), u32(problem.records),
+        blocks, sfa, u64(address(laid.w)), u64(address(laid.d)), u64(laid.d.strides[0]), u64(address_or_0(laid.bias)), u64(address_or_0(laid.c)),
+        u64(0 if laid.c is None else laid.c.strides[0]), u64(address_or_0(laid.token_scales)), u32(laid.alpha_bits), u32(problem.m),
+        u32(problem.n), u32(problem.tiles), u32(problem.records),
     )  # fmt: skip
-
-
-def _address(x: Any) -> int:
-    return 0 if x is None else address(x)
 
 
 def build(plan: Int4Plan) -> Built:

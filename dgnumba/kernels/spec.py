@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from ..device import Device
 from ..errors import PlanError
@@ -90,11 +90,23 @@ class Built:
     cluster: int
 
 
-Rule = tuple[str, Callable[[GemmPlan, Any], bool]]
-"""What a plan needs, in words that may name {plan.field} and {problem.field}, and whether it has it: of a plan and a `GemmProblem`."""
+class Staged(Protocol):
+    """A plan of any family of kernels, as far as rules and stages go: a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def num_stages(self) -> int:
+        """Slots of the ring in shared memory."""
 
 
-def first_broken(rules: Iterable[Rule], plan: GemmPlan, problem: GemmProblem | None = None) -> str | None:
+P = TypeVar("P", bound=Staged)
+
+Rule = tuple[str, Callable[[Any, Any], bool]]
+"""What a plan needs, in words that may name {plan.field} and {problem.field}, and whether it has it: of a plan and a problem."""
+
+
+def first_broken(rules: Iterable[Rule], plan: Staged, problem: Any = None) -> str | None:
     """The first rule that a plan breaks, as a reason, or None. Words are made for that one only: a plan is checked in microseconds."""
     for words, holds in rules:
         if not holds(plan, problem):
@@ -102,7 +114,7 @@ def first_broken(rules: Iterable[Rule], plan: GemmPlan, problem: GemmProblem | N
     return None
 
 
-def most_stages(smem: Callable[[GemmPlan], SmemMap], plan: GemmPlan, device: Device) -> int:
+def most_stages(smem: Callable[[P], SmemMap], plan: P, device: Device) -> int:
     """How many stages of a plan fit the device's shared memory: each adds the same bytes."""
     one, two = (smem(replace(plan, num_stages=n)).launch_bytes for n in (1, 2))
     return 1 + (device.smem_per_block - one) // (two - one)

@@ -57,8 +57,7 @@ class Watched:
         """The variant of the kernel of `plan`; `watched` are patterns of operations."""
         made, instrument = kernel_named(plan.kernel).build(plan), Instrument(watched)
         kernel, argtypes = instrument.kernel(made.kernel), (*made.argtypes, u64, u32)
-        labels = {r.offset + r.nbytes * i: f"{r.name}[{i}]" for r in made.smem for i in range(r.stages)}
-        return cls(instrument, kernel, made.threads, labels, argtypes, made.smem.launch_bytes, made.cluster)
+        return cls(instrument, kernel, made.threads, made.smem.labels, argtypes, made.smem.launch_bytes, made.cluster)
 
     @property
     def warps(self) -> int:

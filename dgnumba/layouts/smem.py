@@ -45,6 +45,11 @@ class SmemMap:
         return iter(self.regions)
 
     @property
+    def labels(self) -> dict[int, str]:
+        """Offset of each slot -> its name: "a[2]", "full[0]"."""
+        return {r.offset + r.nbytes * i: f"{r.name}[{i}]" for r in self.regions for i in range(r.stages)}
+
+    @property
     def launch_bytes(self) -> int:
         """Dynamic shared memory to ask for: the regions, and room to align the base. A base is 1024-aligned in practice, not by promise."""
         return self.regions[-1].end + self.base_alignment

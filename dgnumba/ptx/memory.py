@@ -7,6 +7,10 @@ from ..emu import cta
 from ._declare import ArrayArg, Fragment, Registers, f32, op, u32, u64
 
 
+def _words(data: bytes) -> tuple[u32, ...]:
+    return tuple(u32(word) for word in np.frombuffer(data, np.uint32))
+
+
 def _bytes(*words: int) -> bytes:
     return b"".join(int(word).to_bytes(4, "little") for word in words)
 
@@ -86,7 +90,7 @@ def load_shared_v4(address: u32) -> Registers(4):
     Returns:   four u32
     Emulates:  exactly
     """
-    return tuple(u32(w) for w in np.frombuffer(cta().smem.load(address, 16), np.uint32))
+    return _words(cta().smem.load(address, 16))
 
 
 @op("st.shared.b32 [{address}], {value};")
@@ -140,7 +144,7 @@ def load_global_v4(address: u64) -> Registers(4):
     Returns:   four u32
     Emulates:  exactly
     """
-    return tuple(u32(w) for w in np.frombuffer(cta().gmem.load(address, 16), np.uint32))
+    return _words(cta().gmem.load(address, 16))
 
 
 @op("ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {out}, [{address}];")
@@ -153,7 +157,7 @@ def load_global_v4_once(address: u64) -> Registers(4):
     Returns:   four u32
     Emulates:  exactly
     """
-    return tuple(u32(w) for w in np.frombuffer(cta().gmem.load(address, 16), np.uint32))
+    return _words(cta().gmem.load(address, 16))
 
 
 @op("{{ .reg .pred p; setp.ne.b32 p, {condition}, 0; @p st.global.v2.f32 [{address}], {{{x}, {y}}}; }}")
@@ -292,7 +296,7 @@ def load_global_v4_if(condition: bool, address: u64) -> Registers(4):
     """
     if not condition:
         return (u32(0),) * 4
-    return tuple(u32(w) for w in np.frombuffer(cta().gmem.load(address, 16), np.uint32))
+    return _words(cta().gmem.load(address, 16))
 
 
 @op(_IF + "mov.b32 {out}, 0; @p ld.global.b32 {out}, [{address}]; }}")

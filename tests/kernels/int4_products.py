@@ -79,10 +79,9 @@ class Int4Product:
         assert rules.refusal(chosen, operands.problem) is None, rules.refusal(chosen, operands.problem)
         built = module.build(chosen)
         grid = rules.grid(chosen, operands.problem, dataclasses.replace(H200, num_sms=self.num_sms))
-        labels = {r.offset + r.nbytes * i: f"{r.name}[{i}]" for r in built.smem for i in range(r.stages)}
         arrays = [x for x in (getattr(laid, name) for name in ARRAYS) if x is not None]
         emu.run(built.kernel, grid, built.threads, rules.bind(chosen, laid), smem=built.smem.launch_bytes, cluster=built.cluster, policy=policy,
-                labels=labels, arrays=arrays)  # fmt: skip
+                labels=built.smem.labels, arrays=arrays)  # fmt: skip
         if self.has_gate:
             wide = expected.astype(np.float64)
             dgnumba.testing.assert_within(laid.d, wide, cases.gate_slack(self.out, wide, laid.c), str(self))

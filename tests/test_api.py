@@ -1,12 +1,11 @@
-"""fp8_gemm_nt and explain as a user meets them: the same numbers on the host and in the emulator, legal oddities, refusals that write nothing."""
+"""fp8_gemm_nt as a user meets it: the same numbers on the host and in the emulator, legal oddities, the kernel that a GPU gets, others' arrays."""
 
 import dataclasses
-import re
 import threading
 
-import ml_dtypes
 import numpy as np
 import pytest
+from api_cases import BF16, BOTH, E4M3, full, on, ones
 from cases import H200, plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,29 +13,11 @@ from hypothesis import strategies as st
 from dgnumba import api
 from dgnumba.device import Device
 from dgnumba.dtypes import DTYPES
-from dgnumba.errors import DTypeError, EmulationError, PlanError, ProblemError, UnsupportedError
-from dgnumba.kernels import KERNELS, GemmPlan
+from dgnumba.errors import DTypeError, EmulationError, ProblemError, UnsupportedError
+from dgnumba.kernels import KERNELS
 from dgnumba.quant import per_block_cast_to_fp8, per_token_cast_to_fp8
 from dgnumba.quant.reference import error_bound, exact_integer_reference, gemm_reference
 from dgnumba.testing import assert_bits_equal, assert_within, exact_problem
-
-E4M3, BF16 = ml_dtypes.float8_e4m3fn, ml_dtypes.bfloat16
-BOTH = ["host", "emulator"]
-on = pytest.mark.parametrize("on", BOTH)
-
-
-def ones(m, n, k, sfa=1.0, sfb=1.0):
-    """Operands of which every code is 1.0: `((a, sfa), (b, sfb))`."""
-    blocks = -(-k // 128)
-    a, b = np.full((m, k), 0x38, np.uint8).view(E4M3), np.full((n, k), 0x38, np.uint8).view(E4M3)
-    sfa = np.broadcast_to(np.float32(sfa), (m, blocks)).copy()
-    sfb = np.broadcast_to(np.float32(sfb), (-(-n // 128), blocks)).copy()
-    return (a, sfa), (b, sfb)
-
-
-def full(shape, dtype=BF16, value=-7):
-    return np.full(shape, value, dtype)
-
 
 # Numbers
 
@@ -331,82 +312,7 @@ def test_threads_do_not_disturb_one_another():
     }
 
 
-# Refusals
-
-
-def bad_calls():
-    """Name -> (changes to a legal call, error, message): one of each kind; `test_problem` has them all."""
-    a, sfa, b, sfb = (x for pair in ones(4, 6, 256) for x in pair)
-    nan = sfa.copy()
-    nan[2, 1] = np.nan
-    negative = sfb.copy()
-    negative[0, 0] = -1
-    read_only = full((4, 6))
-    read_only.flags.writeable = False
-    return {
-        "no pair": ({"a": a}, DTypeError, r"a: expected a QTensor or a pair \(data, scale\), got float8_e4m3fn \[4, 256\]"),
-        "dtype": ({"a": (a.astype(np.float32), sfa)}, DTypeError, "a: expected float8_e4m3fn .*, got float32"),
-        "rank": ({"b": (b[0], sfb)}, ProblemError, r"b: expected rank 2, \[N, K\], got \[256\]"),
-        "shape": ({"b": (b[:, :100], sfb)}, ProblemError, r"b: expected \[N, 256\] \(K = 256 as in a\), got \[6, 100\]"),
-        "scale shape": ({"a": (a, sfa.T.copy())}, ProblemError, r"sfa: expected float32 \[4, 2\] .*, got float32 \[2, 4\]; transposed\?"),
-        "scale dtype": ({"b": (b, sfb.astype(np.float64))}, DTypeError, "sfb: expected float32 scales, or int32 of four UE8M0 each, got float64"),
-        "NaN scale": ({"a": (a, nan)}, ProblemError, r"sfa: expected finite scales of 0 or more, got nan at \[2, 1\]"),
-        "negative scale": ({"b": (b, negative)}, ProblemError, r"sfb: expected finite scales of 0 or more, got -1 at \[0, 0\]"),
-        "output shape": ({"d": full((6, 4))}, ProblemError, r"d: expected \[M, N\] = \[4, 6\], got \[6, 4\]; transposed\?"),
-        "output dtype": ({"d": full((4, 6), np.float16)}, DTypeError, "d: expected bfloat16 .* or float32, got float16"),
-        "read-only output": ({"d": read_only}, ProblemError, "d: expected an array that can be written, got a read-only one"),
-        "c's dtype": ({"c": full((4, 6), np.float32)}, DTypeError, "c: expected bfloat16 as d, got float32"),
-        "c's shape": ({"c": full((4, 7))}, ProblemError, r"c: expected \[M, N\] = \[4, 6\] as d, got \[4, 7\]"),
-        "place": ({"on": "gpu"}, ProblemError, "on: expected 'cuda', 'host' or 'emulator', got 'gpu'"),
-        "host arrays on cuda": ({"on": "cuda"}, ProblemError, "on: 'cuda' needs arrays on a GPU, got arrays in host memory"),
-        "plan of another output": (
-            {"plan": plan(64, 64, epilogue="direct"), "on": "emulator"}, PlanError, "is for d of float32, got bfloat16",
-        ),
-        "plan that does not fit": (
-            {"plan": plan(128, 128, 40), "on": "emulator"}, PlanError, "needs .* bytes of shared memory, NVIDIA H200 has 232448",
-        ),
-    }  # fmt: skip
-
-
-BAD = bad_calls()
-
-
-@on
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_refused_and_nothing_written(on, name):
-    changes, error, message = BAD[name]
-    a, b = ones(4, 6, 256)
-    call = {"a": a, "b": b, "d": full((4, 6)), "c": None, "on": on, **changes}
-    before = call["d"].copy()
-    with pytest.raises(error, match=message) as caught:
-        api.fp8_gemm_nt(**call)
-    assert_bits_equal(call["d"], before)
-    if issubclass(error, ProblemError):
-        assert isinstance(caught.value, ValueError)
-        assert isinstance(caught.value, TypeError) == issubclass(error, DTypeError)
-
-
-@on
-def test_overlap_is_refused(on):
-    a, b = ones(4, 6, 256)
-    memory = a[0].view(np.uint8)
-    d = memory.reshape(-1)[:48].view(BF16).reshape(4, 6)
-    with pytest.raises(ProblemError, match="d: expected memory of its own, got memory that overlaps a"):
-        api.fp8_gemm_nt((a[0], a[1]), b, d, on=on)
-    assert (memory == 0x38).all()
-
-
-@on
-def test_F10_scales_are_checked_by_default_and_zero_is_legal(on):
-    (a, sfa), b = ones(4, 6, 256)
-    sfa[1, 0] = 0
-    assert api.fp8_gemm_nt((a, sfa), b, full((4, 6), np.float32), on=on)[:2].tolist() == [[256] * 6, [128] * 6]
-    sfa[1, 0] = np.inf
-    with pytest.raises(ProblemError, match=r"sfa: .* got inf at \[1, 0\]"):
-        api.fp8_gemm_nt((a, sfa), b, on=on)
-    with np.errstate(all="raise"):
-        d = api.fp8_gemm_nt((a, sfa), b, full((4, 6), np.float32), on=on, check=False)
-    assert (d[0] == 256).all() and np.isinf(d[1]).all(), "unchecked, it spoils its own rows only"
+# The kernel that is taken
 
 
 @pytest.mark.parametrize("name", ["a100", "l40s", "rtx-5090"])
@@ -467,100 +373,6 @@ def test_jax_arrays_on_the_cpu():
     assert (api.fp8_gemm_nt(a, b) == 256).all()
     with pytest.raises(ProblemError, match="d: expected an array that can be written"):
         api.fp8_gemm_nt(a, b, jnp.zeros((4, 6), jnp.float32))
-
-
-# explain
-
-
-def test_explain_prints_the_whole_chain(rng):
-    case = exact_problem(rng, 100, 300, 500)
-    text = str(api.explain(case.a, case.b))
-    heads = [line.split()[0] for line in text.splitlines() if not line.startswith(" ")]
-    assert ["operands", "lay", "problem", "plan", "why", "smem", "registers"] == heads
-    for part in (
-        "a float8_e4m3fn [100, 500], one scale per 1x128",
-        "b float8_e4m3fn [300, 500], one scale per 128x128",
-        "d bfloat16 [100, 300]",
-        "a: byte strides [500, 1] (TMA: 1 element, a multiple of 16) copied to [512, 1]",
-        "sfa: row-major [100, 4] turned to MN-major",
-        "d: byte strides [600, 2]; computed in a padded buffer of [608, 2], then copied",
-        "0.03 GFLOP",
-        "NVIDIA H200",
-        "us expected, bound by",
-        "cheapest of",
-        "bytes asked for at launch",
-    ):
-        assert part in text, part
-    found = re.search(r"plan +(\S+): tile (\d+)x(\d+)x(\d+), (\d+) stages, .* epilogue", text)
-    assert found and found.group(1) in {k.NAME for k in KERNELS}
-
-
-def test_explain_says_the_registers_where_it_can_compile(rng):
-    pytest.importorskip("numba_cuda")
-    from dgnumba.assemble import find_ptxas
-
-    if find_ptxas() is None:
-        pytest.skip("needs ptxas")
-    case = exact_problem(rng, 16, 256, 512)
-    text = str(api.explain(case.a, case.b))
-    assert re.search(r"registers  \d+ a thread at entry, \d+ threads; 0 bytes spilled", text), text
-
-
-def test_explain_says_what_brings_the_compilers(rng, monkeypatch, tmp_path):
-    pathfinder = pytest.importorskip("cuda.pathfinder")
-    monkeypatch.setenv("DGNUMBA_CACHE_DIR", str(tmp_path))
-
-    def fails(*args, **options):
-        raise pathfinder.DynamicLibNotFoundError('Failure finding "libnvrtc.so.13": No such file')
-
-    monkeypatch.setattr("numba.cuda.compile", fails)
-    case = exact_problem(rng, 16, 256, 512)
-    rare = GemmPlan("sm90_fp8_gemm_1d2d", block_m=64, block_n=32, num_stages=3)  # which no other test has compiled in this process
-    text = str(api.explain(case.a, case.b, plan=rare))
-    assert "registers  unknown" in text
-    assert "NVIDIA's NVRTC is not found: python -m pip install 'dgnumba[cuda13]')" in text
-
-
-def test_explain_says_nothing_to_copy_and_writes_nothing():
-    a, b = ones(16, 128, 512)
-    d = full((16, 128))
-    explanation = api.explain((a[0], np.asfortranarray(a[1])), b, d)
-    assert "lay out    nothing to copy" in str(explanation)
-    assert (d == -7).all()
-    assert explanation.choice.plan.d_dtype == "bfloat16"
-
-
-def test_explain_of_an_addend_says_how_it_is_added():
-    text = str(api.explain(*ones(16, 128, 512), full((16, 128)), full((16, 128))))
-    assert "c: the product is made in a float32 buffer" in text
-
-
-def test_explain_of_a_callers_plan():
-    text = str(api.explain(*ones(70, 70, 512), plan=plan(64, 32, share="B")))
-    assert "tile 64x32x128, 3 stages, clusters of 2 sharing B, tma epilogue" in text
-    with pytest.raises(PlanError, match="needs BLOCK_N"):
-        api.explain(*ones(70, 70, 512), plan=plan(64, 30))
-
-
-def test_a_plan_by_its_name():
-    text = str(api.explain(*ones(70, 70, 512), plan="64x32x128 s3 c2B tma"))
-    assert "tile 64x32x128, 3 stages, clusters of 2 sharing B, tma epilogue; plan='64x32x128 s3 c2B tma'" in text
-    a, b = ones(16, 16, 128)
-    assert (api.fp8_gemm_nt(a, b, on="emulator", plan="16x16x128 s3 tma").astype(np.float32) == 128).all()
-    with pytest.raises(PlanError, match="needs N of a multiple of 8 for the warp epilogue"):
-        api.fp8_gemm_nt(*ones(64, 70, 128), on="emulator", plan="64x64x128 s3 warp")
-
-
-@pytest.mark.parametrize("m, n, k", [(0, 5, 128), (5, 0, 128), (5, 5, 0)])
-def test_explain_of_nothing(m, n, k):
-    with pytest.raises(ProblemError, match=f"nothing to explain: m {m}, n {n}, k {k}"):
-        api.explain(*ones(m, n, k))
-
-
-def test_explain_refuses_as_the_call_does():
-    changes, error, message = BAD["scale shape"]
-    with pytest.raises(error, match=message):
-        api.explain(changes["a"], ones(4, 6, 256)[1])
 
 
 def test_dtypes_used_here_are_rows():

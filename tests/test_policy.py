@@ -134,7 +134,7 @@ def test_the_environment_says_so_too(monkeypatch):
 def test_the_emulator_plans_for_itself(kept):
     """What was measured was measured on a GPU; the emulator stands for one of few multiprocessors."""
     policy.save([Measured(H200.name, GemmProblem(16, 16, 128), GemmPlan("sm90_fp8_gemm_1d2d", 64, 192, 3), 1.0)])
-    from test_api import ones
+    from api_cases import ones
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,4 +1,8 @@
-"""Kernels that are not ours: as Numba's documentation prints them (CUDA examples: matrix multiplication with shared memory, reduction)."""
+"""Kernels that are not ours: as Numba's documentation prints them (CUDA examples: matrix multiplication with shared memory, reduction).
+
+Source: numba/cuda/tests/doc_examples of Numba, Copyright (c) 2012 Anaconda, Inc., under the BSD 2-clause licence. The emulator has to run a kernel
+that was not written for it, so they stand as they are.
+"""
 
 import numpy as np
 from numba import cuda, float32, int32

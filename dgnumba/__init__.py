@@ -25,9 +25,12 @@ _HOME = {
     "explain_int4": "int4",
     "fp8_gemm_nt": "api",
     "gemm_reference": "quant",
+    "get_batch_invariant": "config",
     "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor": "layouts",
     "get_mn_major_tma_aligned_packed_ue8m0_tensor": "scale_moves",
     "get_mn_major_tma_aligned_tensor": "scale_moves",
+    "get_num_sms": "config",
+    "get_pdl": "config",
     "get_tma_aligned_size": "layouts",
     "int4_error_bound": "quant",
     "int4_gemm_nt": "int4",
@@ -42,6 +45,9 @@ _HOME = {
     "prepare_fp8_gemm_nt": "prepare",
     "prepare_int4_weights": "quant",
     "quantize": "casts",
+    "set_batch_invariant": "config",
+    "set_num_sms": "config",
+    "set_pdl": "config",
     "set_plans_per_layer": "policy",
     "tensor_map": "launching",
     "transform_k_grouped_sf_into_required_layout": "layouts",
@@ -76,6 +82,12 @@ if TYPE_CHECKING:
     from .casts import per_token_cast_to_fp4 as per_token_cast_to_fp4
     from .casts import per_token_cast_to_fp8 as per_token_cast_to_fp8
     from .casts import quantize as quantize
+    from .config import get_batch_invariant as get_batch_invariant
+    from .config import get_num_sms as get_num_sms
+    from .config import get_pdl as get_pdl
+    from .config import set_batch_invariant as set_batch_invariant
+    from .config import set_num_sms as set_num_sms
+    from .config import set_pdl as set_pdl
     from .device import Device as Device
     from .int4 import Int4Explanation as Int4Explanation
     from .int4 import explain_int4 as explain_int4

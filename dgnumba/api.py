@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from . import launching, policy, scale_moves
+from . import config, launching, policy, scale_moves
 from . import plan as planning
 from .device import Device
 from .dtypes import DTYPES
 from .errors import ProblemError
 from .kernels import Built, GemmPlan
-from .layouts.operands import LaidOut, lay_out
+from .layouts.operands import LaidOut, has_readable_rows, lay_out
 from .plan import Choice
 from .prepared import Planned, prepared, quick, remember
 from .prepared import built as built_kernel
-from .problem import GemmProblem, Operands, check_fp8_gemm_nt, settle
+from .problem import Operands, check_fp8_gemm_nt, settle
 from .xp import address, device_of, empty, namespace
 
 if TYPE_CHECKING:
     from .emulated import Emulated
 
 On = Literal["cuda", "host", "emulator"]
-F32 = DTYPES["float32"]
+E4M3, F32 = DTYPES["float8_e4m3fn"], DTYPES["float32"]
 
 
 def fp8_gemm_nt(
@@ -43,11 +43,11 @@ def fp8_gemm_nt(
     """D = C + A @ B.T for FP8 operands with block scales; named and defined as DeepGEMM's.
 
     Args:
-        a: `QTensor`, or pair of e4m3 data ``[M,K]`` and float32 scales ``[M, ceil(K/128)]``. NumPy, CuPy, torch or JAX arrays; data
-            may be its bytes as uint8. Scales that are powers of two may be int32 ``[M, ceil(K/512)]``, four UE8M0 bytes each.
+        a: `QTensor`, or pair of e4m3 or e5m2 data ``[M,K]`` and float32 scales ``[M, ceil(K/128)]``. NumPy, CuPy, torch or JAX
+            arrays; uint8 is the bytes of e4m3. Scales that are powers of two may be int32 ``[M, ceil(K/512)]``, four UE8M0 bytes each.
         b: the same, ``[N,K]`` and ``[ceil(N/128), ceil(K/128)]``, or int32 ``[ceil(N/128), ceil(K/512)]``.
-        d: output ``[M,N]``, bfloat16 or float32, any strides; None: a new bfloat16 one.
-        c: None, or an array like `d` (or `d` itself) that is added in float32 before the one rounding.
+        d: output ``[M,N]``, bfloat16, float16 or float32, any strides; None: a new bfloat16 one. What is too large for it becomes infinity.
+        c: None, or an array like `d` (or `d` itself) that is added in float32 before the one rounding, to the nearest, ties to even.
         on: "cuda", "host" (NumPy, the same numbers at the same promotion points) or "emulator" (the GPU's kernel, interpreted); by
             default where the arrays are.
         stream: the stream to run on; by default the arrays' own (CuPy's current one).
@@ -99,22 +99,27 @@ def _where(on: On | None, operands: Operands) -> On:
 
 
 def _choose(
-    operands: Operands, plan: GemmPlan | str | None, device: Device, choose: Callable[[GemmProblem, Device], Choice] = policy.choose
-) -> Choice:
-    # with an addend the product is made in float32 and rounded once, with it
-    problem = replace(operands.problem, d_dtype=F32, with_c=False) if operands.c is not None else operands.problem
+    operands: Operands, plan: GemmPlan | str | None, device: Device, settings: config.Settings | None = None,
+    choose: Callable[..., Choice] = policy.choose,
+) -> Choice:  # fmt: skip
+    settings = settings or config.current()
+    problem, device = replace(operands.problem, row_scales=has_readable_rows(operands.sfa)), settings.limited(device)
+    if problem.with_c and not planning.is_taken(problem, device):
+        problem = replace(problem, d_dtype=F32, with_c=False)  # made in float32 and rounded once, with the addend
     if isinstance(plan, str):
-        return planning.named(plan, problem, device)
-    return choose(problem, device) if plan is None else planning.validate(plan, problem, device)
+        return planning.named(plan, problem, device, settings.batch_invariant)
+    if plan is None:
+        return choose(problem, device, batch_invariant=settings.batch_invariant)
+    return planning.validate(plan, problem, device, settings.batch_invariant)
 
 
-def _with_float_scales(operands: Operands, stream: Any = None) -> tuple[Operands, list[str]]:
+def _with_float_scales(operands: Operands, row_scales: bool, stream: Any = None) -> tuple[Operands, list[str]]:
     """The operands with float32 scales, on a GPU A's in the form that TMA reads; and what was made anew for that."""
     sfa, sfb, k_blocks, made = operands.sfa, operands.sfb, -(-operands.problem.k // 128), []
     if sfa.dtype == np.int32:
         sfa = scale_moves.unpacked(sfa, k_blocks, mn_major=operands.device is not None, stream=stream)
         made.append(f"sfa: UE8M0, int32 {list(operands.sfa.shape)}, unpacked to float32 {list(sfa.shape)}")
-    elif operands.device is not None:
+    elif operands.device is not None and not row_scales:
         sfa = scale_moves.get_mn_major_tma_aligned_tensor(sfa, stream=stream)
         if address(sfa) != address(operands.sfa):
             made.append(f"sfa: row-major {list(sfa.shape)} turned to MN-major, rows of 16-byte multiples")
@@ -124,15 +129,16 @@ def _with_float_scales(operands: Operands, stream: Any = None) -> tuple[Operands
     return (replace(operands, sfa=sfa, sfb=sfb) if made else operands), made
 
 
-def _lay_out(operands: Operands, stream: Any = None) -> LaidOut:
-    operands, made = _with_float_scales(operands, stream)
-    laid = _lay_out_product(operands)
+def _lay_out(operands: Operands, plan: GemmPlan, stream: Any = None) -> LaidOut:
+    if plan.row_scales:
+        operands = replace(operands, problem=replace(operands.problem, row_scales=True))
+    operands, made = _with_float_scales(operands, plan.row_scales, stream)
+    laid = lay_out(operands) if plan.with_c or operands.c is None else _lay_out_product(operands)
     return replace(laid, copies=(*made, *laid.copies)) if made else laid
 
 
 def _lay_out_product(operands: Operands) -> LaidOut:
-    if operands.c is None:
-        return lay_out(operands)
+    """For a kernel that adds nothing."""
     total = empty(operands.d.shape, F32, operands.d)
     product = replace(operands, problem=replace(operands.problem, d_dtype=F32, with_c=False), d=total, c=None)
     laid = lay_out(product)
@@ -146,18 +152,24 @@ def _finish(laid: LaidOut) -> None:
         return
     with device_of(laid.d):
         made = laid.d[:, : laid.problem.n]
-        if laid.c is None:
+        if laid.c is None or laid.problem.with_c:
             laid.target[...] = made
         else:
             _store_float32(laid.target, made + _as_float32(laid.c))
 
 
 def _as_float32(x: Any) -> Any:
-    return DTYPES["bfloat16"].decode(x.view("uint16"), namespace(x)) if x.dtype.itemsize == 2 else x
+    if x.dtype.itemsize == 4:
+        return x
+    return x.astype(np.float32) if x.dtype == np.float16 else DTYPES["bfloat16"].decode(x.view("uint16"), namespace(x))
 
 
 def _store_float32(target: Any, total: Any) -> None:
-    target[...] = _as_bfloat16(total).view(target.dtype) if target.dtype.itemsize == 2 else total
+    if target.dtype.itemsize == 4 or target.dtype == np.float16:
+        with np.errstate(over="ignore", under="ignore"):
+            target[...] = total
+    else:
+        target[...] = _as_bfloat16(total).view(target.dtype)
 
 
 def _as_bfloat16(total: Any) -> Any:
@@ -176,13 +188,14 @@ def _write_addend(operands: Operands) -> None:
 def _run_on_host(operands: Operands) -> None:
     from .quant.host import fp8_gemm_nt_host
 
-    operands, _ = _with_float_scales(operands)
-    fp8_gemm_nt_host(operands.a, operands.sfa, operands.b, operands.sfb, operands.d, operands.c)
+    operands, _ = _with_float_scales(operands, False)
+    p = operands.problem
+    fp8_gemm_nt_host(operands.a, operands.sfa, operands.b, operands.sfb, operands.d, operands.c, a_dtype=p.a_dtype, b_dtype=p.b_dtype)
 
 
 def _run_on_gpu(operands: Operands, plan: GemmPlan | str | None, check: bool | None, owners: tuple[Any, ...], c: Any, stream: Any) -> Any:
     """Queue the product; `owners` are a, sfa, b, sfb, d as the caller gave them. Returns the array of d."""
-    index = operands.device
+    index, settings = operands.device, config.current()
     assert index is not None
     handle = launching.stream_of([x for x in (*owners, c) if x is not None], index, stream)
     with launching.ordered(index, handle):
@@ -193,16 +206,21 @@ def _run_on_gpu(operands: Operands, plan: GemmPlan | str | None, check: bool | N
             _write_addend(operands)
         else:
             device = Device.numbered(index)
-            choice = _choose(operands, plan, device)
-            laid = _lay_out(operands, handle)
-            launch = prepared(choice, laid, device)
+            choice = _choose(operands, plan, device, settings)
+            laid = _lay_out(operands, choice.plan, handle)
+            launch = prepared(choice, laid, settings.limited(device), settings.pdl)
             launch(laid, handle)
             _finish(laid)
-            if plan is None and c is None and owners[-1] is not None:
-                remember(owners, launch, laid)
+            if plan is None and c is None and owners[-1] is not None and _is_e4m3(operands):
+                remember(owners, launch, laid, settings)
     if owners[-1] is None and stream is None:
         launching.joined(index, handle)
     return operands.d
+
+
+def _is_e4m3(operands: Operands) -> bool:
+    """Whether both operands are what bytes are taken for where no type is said: CuPy has no float8."""
+    return operands.problem.a_dtype is E4M3 and operands.problem.b_dtype is E4M3
 
 
 def _emulate(operands: Operands, plan: GemmPlan | str | None, policy: str) -> None:
@@ -215,8 +233,10 @@ def emulated(operands: Operands, plan: GemmPlan | str | None = None) -> Emulated
     """Checked operands in host memory as a call of the emulator."""
     from .emulated import SMS, Emulated
 
-    device = replace(Device.current(), num_sms=SMS)
-    return Emulated.of(_choose(operands, plan, device, planning.choose), _lay_out(operands), device)
+    settings = config.current()
+    device = settings.limited(replace(Device.current(), num_sms=SMS))
+    choice = _choose(operands, plan, device, settings, planning.choose)
+    return Emulated.of(choice, _lay_out(operands, choice.plan), device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,10 +298,11 @@ def explain(a: Any, b: Any, d: Any = None, c: Any = None, *, check: bool | None 
         raise ProblemError(
             f"a, b: nothing to explain: m {operands.problem.m}, n {operands.problem.n}, k {operands.problem.k}, no kernel runs"
         )
-    device = Device.of(operands.a)
-    choice = _choose(operands, plan, device)
+    settings = config.current()
+    device = settings.limited(Device.of(operands.a))
+    choice = _choose(operands, plan, device, settings)
     built = built_kernel(choice)
-    return Explanation(operands, _lay_out(operands).copies, device, choice, built, resources_of(choice, built, device))
+    return Explanation(operands, _lay_out(operands, choice.plan).copies, device, choice, built, resources_of(choice, built, device))
 
 
 def resources_of(choice: Planned, built: Built, device: Device) -> str:

@@ -157,7 +157,7 @@ class Work(NamedTuple):
     is_cluster                   whether CTAs wait for each other
     sums                         registers of a thread's accumulator that it adds up for all CTAs of a split
     is_rotated                   whether the loop over K is
-    read_bytes, write_bytes      of memory; A comes with a scale of 4 bytes for 128 elements
+    read_bytes, write_bytes      of memory; A comes with a scale of 4 bytes for 128 elements, C as long as D
     l2_bytes, memory_rate        the device's, the latter in bytes a microsecond
     is_dirty, is_doubted         whether L2 has lines to write back; whether nothing like the plan was measured
     """
@@ -309,6 +309,7 @@ def work_of(plans: Sequence[GemmPlan], m: Array, n: Array, k: Array, itemsize: A
     rows_mma, columns = (bn, bm) if is_swapped else (bm, bn)
     warpgroups = -(-rows_mma // 64) if is_swapped else 1 + (rows_mma > 64)
     is_tma, is_warp = epilogue == "tma", epilogue == "warp"
+    with_c = np.array([p.with_c for p in plans])
     return Work(
         columns, warpgroups, np.maximum(1, rows_mma // (64 * warpgroups)), 0 * bn if is_swapped else bn // np.gcd(bn, 128) - 1,
         np.maximum(1, -(-k // (DEPTH * split))), stages * depth, depth, (bm / share_a + bn / share_b) * DEPTH,
@@ -316,7 +317,8 @@ def work_of(plans: Sequence[GemmPlan], m: Array, n: Array, k: Array, itemsize: A
         bm, np.minimum(1, m_blocks - m / bm), 1 / m_blocks, bn, np.minimum(1, n_blocks - n / bn), 1 / n_blocks,
         bm * bn, is_warp, ~is_tma & ~is_warp, is_tma * ((bn % 64 > 0) * 1 + (bn % 32 > 0)),
         cluster > 1, -(-columns // (2 * split)) * (split > 1), np.array([p.rotate for p in plans]),
-        (33 / 32 * m + n) * k + again, m * n * itemsize, device.l2_bytes, device.memory_bandwidth * 1e-6, is_dirty, np.array(doubted),
+        (33 / 32 * m + n) * k + again + with_c * m * n * itemsize, m * n * itemsize,
+        device.l2_bytes, device.memory_bandwidth * 1e-6, is_dirty, np.array(doubted),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from .cost import Estimate, estimate, estimates
@@ -42,44 +42,77 @@ def kernel_named(name: str) -> KernelSpec:
 
 
 @lru_cache(maxsize=4096)
-def choose(problem: GemmProblem, device: Device, table: Table | None = None, most: int | None = None) -> Choice:
+def choose(
+    problem: GemmProblem, device: Device, table: Table | None = None, most: int | None = None, batch_invariant: bool = False
+) -> Choice:
     """The plan for a problem on a device.
 
     Args:
         problem, device: what is to be multiplied where.
         table: measured plans; one for this problem on a GPU of this name is taken.
         most: of how many plans to choose for all numbers of tokens (`layer_plans.family`); None: of all that fit.
+        batch_invariant: choose of those only that give a row the same bits whatever M is (`config`).
 
     Raises:
         UnsupportedError: no kernel takes the problem there; lists each one's reason.
         PlanError: a kernel takes it, but no plan of it fits.
     """
     row = table.get(problem, device) if table is not None else None
-    if row is not None:
+    # what was measured without an addend, or without regard to order, may not be fit for a call that has such a wish
+    if row is not None and not ((problem.with_c or batch_invariant) and not _is_fit(row.plan, problem, device, batch_invariant)):
         try:
-            checked = validate(row.plan, problem, device)
+            checked = validate(measured_for(row.plan, problem), problem, device, batch_invariant)
             return Choice(checked.plan, checked.kernel, checked.estimate, 1 + len(row.others), (), row)
         except PlanError as error:
             why = "; ".join(error.reasons.values()) or str(error)
             warnings.warn(
                 f"the plan measured for {problem} is not taken, but planned anew: {row.plan.name} {why}", RuntimeWarning, stacklevel=2
             )
-    priced = ranked(problem, device, most)
+    priced = ranked(problem, device, most, batch_invariant)
     best, plan, kernel = priced[0]
     return Choice(plan, kernel, best, len(priced), tuple((p, e) for e, p, _ in priced[1:4]))
 
 
-def ranked(problem: GemmProblem, device: Device, most: int | None = None) -> list[tuple[Estimate, GemmPlan, KernelSpec]]:
+def measured_for(plan: GemmPlan, problem: GemmProblem) -> GemmPlan:
+    """A plan that was measured, for a problem that may have an addend and row-major scales beside."""
+    return replace(plan, with_c=problem.with_c, row_scales=problem.row_scales and kernel_named(plan.kernel).ROW_SCALES)
+
+
+def _is_fit(plan: GemmPlan, problem: GemmProblem, device: Device, batch_invariant: bool) -> bool:
+    kernel = kernel_named(plan.kernel)
+    return kernel.supports(problem, device) is None and (not batch_invariant or kernel.is_batch_invariant(plan))
+
+
+def is_taken(problem: GemmProblem, device: Device) -> bool:
+    """Whether some kernel takes the problem on the device."""
+    return any(kernel.supports(problem, device) is None for kernel in KERNELS)
+
+
+TURN = 2.5
+"""Microseconds that turning A's scales to MN-major adds to a plan that cannot read them as they lie: about a launch."""
+
+
+def _turned(price: Estimate, plan: GemmPlan, problem: GemmProblem) -> Estimate:
+    if not problem.row_scales or plan.row_scales:
+        return price
+    return replace(price, total=price.total + TURN, launch=price.launch + TURN)
+
+
+def ranked(
+    problem: GemmProblem, device: Device, most: int | None = None, batch_invariant: bool = False
+) -> list[tuple[Estimate, GemmPlan, KernelSpec]]:
     """Every plan that `choose` chooses from, the cheapest first; arguments and errors as its own."""
     refusals = {kernel.NAME: reason for kernel in KERNELS if (reason := kernel.supports(problem, device)) is not None}
     if len(refusals) == len(KERNELS):
         raise UnsupportedError(f"no kernel takes {problem} on {device.name}", refusals)
     priced = []
     for kernel, plans in _offered(problem, device, refusals, most):
-        priced += [(price, plan, kernel) for price, plan in zip(estimates(plans, problem, device), plans)]
+        if batch_invariant:
+            plans = [plan for plan in plans if kernel.is_batch_invariant(plan)]
+        priced += [(_turned(price, plan, problem), plan, kernel) for price, plan in zip(estimates(plans, problem, device), plans)]
     if not priced:
         cut = {
-            kernel.NAME: f"no tile fits {device.smem_per_block} bytes of shared memory a block"
+            kernel.NAME: f"no tile fits {device.smem_per_block} bytes of shared memory a block" + ", batch-invariant" * batch_invariant
             for kernel in KERNELS
             if kernel.NAME not in refusals
         }
@@ -96,23 +129,26 @@ def _offered(
     return [(kernel, kernel.candidates(problem, device)) for kernel in KERNELS if kernel.NAME not in refusals]
 
 
-def named(name: str, problem: GemmProblem, device: Device) -> Choice:
+def named(name: str, problem: GemmProblem, device: Device, batch_invariant: bool = False) -> Choice:
     """The plan of this name (`GemmPlan.name`), of the first kernel that can run it. Raises `PlanError` saying why none can."""
     choices = choices_named(name)
-    dtypes = {f"{operand}_dtype": getattr(problem, f"{operand}_dtype").name for operand in "abd"}
+    given = {f"{operand}_dtype": getattr(problem, f"{operand}_dtype").name for operand in "abd"}
     reasons: dict[str, str] = {}
     for kernel in KERNELS:
         try:
-            return validate(GemmPlan(kernel.NAME, **choices, **dtypes), problem, device)
+            plan = GemmPlan(kernel.NAME, **choices, **given, with_c=problem.with_c, row_scales=problem.row_scales and kernel.ROW_SCALES)
+            return validate(plan, problem, device, batch_invariant)
         except PlanError as error:
             reasons |= error.reasons
     raise PlanError(f"plan: {name} cannot be used for {problem} on {device.name}", reasons)
 
 
-def validate(plan: GemmPlan, problem: GemmProblem, device: Device) -> Choice:
+def validate(plan: GemmPlan, problem: GemmProblem, device: Device, batch_invariant: bool = False) -> Choice:
     """A plan that the caller chose, checked. Raises `PlanError` saying what rules it out."""
     kernel = kernel_named(plan.kernel)
     reason = kernel.supports(problem, device) or _misfit(plan, problem, kernel, device) or kernel.refusal(plan, problem)
+    if reason is None and batch_invariant and not kernel.is_batch_invariant(plan):
+        reason = "sums K in an order of its own, and batch invariance is on (set_batch_invariant)"
     if reason is None:
         smem = kernel.smem(plan).launch_bytes
         if smem > device.smem_per_block:
@@ -128,6 +164,10 @@ def _misfit(plan: GemmPlan, problem: GemmProblem, kernel: KernelSpec, device: De
         planned, given = getattr(plan, f"{operand}_dtype"), getattr(problem, f"{operand}_dtype").name
         if planned != given:
             return f"is for {operand} of {planned}, got {given}"
+    if plan.with_c != problem.with_c:
+        return "is for products with an addend, got none" if plan.with_c else "is for products without an addend, got c (with_c=True)"
+    if plan.row_scales and not problem.row_scales:
+        return "reads A's scales row by row, which these cannot be: K contiguous, rows of whole 16 bytes"
     if plan.num_stages < 2 and not plan.warps:
         return f"needs 2 stages or more, one to fill while the other is used, got {plan.num_stages}"
     if plan.block_k not in kernel.BLOCK_KS:

@@ -25,9 +25,9 @@ _most: list[int | None] = []
 _table: list[Table] = []
 
 
-def choose(problem: GemmProblem, device: Device) -> planning.Choice:
+def choose(problem: GemmProblem, device: Device, batch_invariant: bool = False) -> planning.Choice:
     """The plan of a call; see `plan.choose`. What was measured counts on GPUs that are there."""
-    return planning.choose(problem, device, table() if device.index is not None else None, plans_per_layer())
+    return planning.choose(problem, device, table() if device.index is not None else None, plans_per_layer(), batch_invariant)
 
 
 def path() -> Path | None:

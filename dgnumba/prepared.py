@@ -11,7 +11,8 @@ import sys
 import threading
 from typing import Any, Protocol
 
-from . import launching
+from . import config, launching
+from .config import Settings
 from .device import Device
 from .kernels import Built
 from .layouts.operands import LaidOut
@@ -62,10 +63,10 @@ def program(choice: Planned, device: Device) -> launching.Program:
 class PreparedLaunch:
     """The launch of one plan on laid-out operands of one form: extents, strides, types and GPU."""
 
-    def __init__(self, choice: Choice, laid: LaidOut, device: Device) -> None:
+    def __init__(self, choice: Choice, laid: LaidOut, device: Device, pdl: bool) -> None:
         kernel, plan = choice.kernel, choice.plan
         grid, smem = kernel.grid(plan, laid.problem, device), kernel.smem(plan)
-        shape = launching.LaunchShape((grid, 1, 1), (kernel.threads(plan), 1, 1), smem.launch_bytes, (plan.cluster, 1, 1))
+        shape = launching.LaunchShape((grid, 1, 1), (kernel.threads(plan), 1, 1), smem.launch_bytes, (plan.cluster, 1, 1), pdl)
         assert device.index is not None
         self.launcher = program(choice, device).launcher(device.index, shape)
         args = kernel.bind(plan, laid)
@@ -75,21 +76,23 @@ class PreparedLaunch:
 
     def __call__(self, laid: LaidOut, stream: int) -> None:
         """Queue the kernel on operands of the same form at other addresses."""
-        self.launcher(*self.passed(address(laid.a), address(laid.sfa), address(laid.b), address(laid.sfb), address(laid.d)), stream)
+        at = (address(laid.a), address(laid.sfa), address(laid.b), address(laid.sfb), address(laid.d))
+        self.launcher(*self.passed(*at, address(laid.addend)), stream)
 
-    def passed(self, a: int, sfa: int, b: int, sfb: int, d: int) -> tuple[list[int], tuple[Any, ...]]:
-        """What the launcher takes for operands at these addresses: scalars and tensor maps."""
-        at = {"a": a, "sfa": sfa, "b": b, "sfb": sfb, "d": d}
+    def passed(self, a: int, sfa: int, b: int, sfb: int, d: int, addend: int | None = None) -> tuple[list[int], tuple[Any, ...]]:
+        """What the launcher takes for operands at these addresses, D's in the addend's place where there is none: scalars and tensor maps."""
+        at = {"a": a, "sfa": sfa, "b": b, "sfb": sfb, "d": d, "addend": d if addend is None else addend}
         maps = tuple([encode(at[name]) for encode, name in zip(self.encoders, self.sources)])
         return [*[at[name] for name in self.pointers], *self.rest], maps
 
 
-def prepared(choice: Choice, laid: LaidOut, device: Device) -> PreparedLaunch:
+def prepared(choice: Choice, laid: LaidOut, device: Device, pdl: bool = False) -> PreparedLaunch:
     """The prepared launch for operands of this form; made once."""
-    key = (choice.plan, device.index, *((x.shape, x.strides) for x in (laid.a, laid.b, laid.sfa, laid.sfb, laid.d)))
+    arrays = (laid.a, laid.b, laid.sfa, laid.sfb, laid.d, laid.addend)
+    key = (choice.plan, device.index, device.num_sms, pdl, *((x.shape, x.strides) for x in arrays))
     found = _prepared.get(key)
     if found is None:
-        found = PreparedLaunch(choice, laid, device)
+        found = PreparedLaunch(choice, laid, device, pdl)
         if len(_prepared) >= _KEPT:
             _prepared.clear()
         _prepared[key] = found
@@ -137,12 +140,12 @@ def extent_of(x: Any) -> int:
 _quick: dict[Any, QuickCall] = {}
 
 
-def form(a: Any, sfa: Any, b: Any, sfb: Any, d: Any) -> tuple[Any, ...]:
-    """What a quick call is kept by: shapes, strides, types and GPUs of its arrays."""
+def form(a: Any, sfa: Any, b: Any, sfb: Any, d: Any, *, settings: Settings) -> tuple[Any, ...]:
+    """What a quick call is kept by: shapes, strides, types and GPUs of its arrays, and the settings that it was planned under."""
     return (
         a.shape, a.strides, a.dtype, a.data.device_id, sfa.shape, sfa.strides, sfa.dtype, sfa.data.device_id,
         b.shape, b.strides, b.dtype, b.data.device_id, sfb.shape, sfb.strides, sfb.dtype, sfb.data.device_id,
-        d.shape, d.strides, d.dtype, d.data.device_id,
+        d.shape, d.strides, d.dtype, d.data.device_id, settings,
     )  # fmt: skip
 
 
@@ -156,7 +159,7 @@ def quick(a_pair: Any, b_pair: Any, d: Any, stream: Any) -> bool:
     array = cupy.ndarray
     if not (type(a) is array and type(sfa) is array and type(b) is array and type(sfb) is array and type(d) is array):
         return False
-    call = _quick.get(form(a, sfa, b, sfb, d))
+    call = _quick.get(form(a, sfa, b, sfb, d, settings=config.current()))
     if call is None:
         return False
     device = d.data.device_id
@@ -171,14 +174,14 @@ def _is_taken(pair: Any, granularity: tuple[int, int]) -> bool:
     return hasattr(pair, "granularity") and is_plain(pair, granularity)
 
 
-def remember(arrays: tuple[Any, ...], launch: PreparedLaunch, laid: LaidOut) -> None:
+def remember(arrays: tuple[Any, ...], launch: PreparedLaunch, laid: LaidOut, settings: Settings) -> None:
     """Keep a call for `quick`, if its arrays are CuPy's and none was copied."""
     cupy = sys.modules.get("cupy")
     if cupy is None or laid.copies or not all(type(x) is cupy.ndarray for x in arrays):
         return
     if len(_quick) >= _KEPT:
         _quick.clear()
-    _quick[form(*arrays)] = QuickCall(launch, laid)
+    _quick[form(*arrays, settings=settings)] = QuickCall(launch, laid)
 
 
 def forget_choices() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -28,7 +28,8 @@ from .xp import (
     view_bytes,
 )
 
-E4M3, BF16, F32 = DTYPES["float8_e4m3fn"], DTYPES["bfloat16"], DTYPES["float32"]
+E4M3, E5M2 = DTYPES["float8_e4m3fn"], DTYPES["float8_e5m2"]
+BF16, F16, F32 = DTYPES["bfloat16"], DTYPES["float16"], DTYPES["float32"]
 U8, U16, I32 = DTYPES["uint8"], DTYPES["uint16"], DTYPES["int32"]
 _CAST = {"a": "per_token_cast_to_fp8", "b": "per_block_cast_to_fp8"}
 PACKED_SCALES = 4
@@ -39,8 +40,9 @@ PACKED_SCALES = 4
 class GemmProblem:
     """Extents, element types and scale granularity of ``D [m,n] = C + A [m,k] @ B [n,k].T``, without the arrays.
 
-    A granularity ``(gm, gk)`` says that one scale serves a block of gm rows by gk columns, None that there are no scales. Element
-    types may be given by name. Raises `ProblemError` for a negative extent.
+    A granularity ``(gm, gk)`` says that one scale serves a block of gm rows by gk columns, None that there are no scales; `row_scales`,
+    that A's scales may be read as they lie: row-major, in rows of whole 16 bytes. Element types may be given by name. Raises
+    `ProblemError` for a negative extent.
     """
 
     m: int
@@ -53,6 +55,7 @@ class GemmProblem:
     gran_b: tuple[int, int] | None = (128, 128)
     with_c: bool = False
     groups: int = 1
+    row_scales: bool = False
 
     def __post_init__(self) -> None:
         for name in ("a_dtype", "b_dtype", "d_dtype"):
@@ -126,11 +129,11 @@ def check_fp8_gemm_nt(
     """Check the arguments of ``d = c + a @ b.T``, 1x128 scales on `a`, 128x128 on `b`.
 
     Args:
-        a: `QTensor`, or pair of data ``[M,K]`` (e4m3, or its bytes as uint8) and float32 scales
+        a: `QTensor`, or pair of data ``[M,K]`` (e4m3 or e5m2; uint8 is the bytes of e4m3) and float32 scales
             ``[M, ceil(K/128)]``, or int32 ``[M, ceil(K/512)]``: UE8M0, four to a word.
         b: the same with data ``[N,K]`` and scales ``[ceil(N/128), ceil(K/128)]`` (int32: ceil(K/512)).
-        d: output ``[M,N]``, bfloat16 (or its bits as uint16) or float32, any strides; None: a new
-            one of `out_dtype`.
+        d: output ``[M,N]``, bfloat16 (or its bits as uint16), float16 or float32, any strides; None:
+            a new one of `out_dtype`.
         c: None, or an array of `d`'s shape and type; it may be `d` itself.
         check: whether to look at every scale for NaN, infinity and negative values. None: on the
             host yes, on the GPU no, where it costs a pass over them and a synchronisation. A zero
@@ -159,7 +162,7 @@ def check_fp8_gemm_nt(
     device = same_device(("a", a_data), ("sfa", sfa), ("b", b_data), ("sfb", sfb), ("d", out), ("c", add))
     if out is not None:
         check_overlap(out, (("a", a_data), ("sfa", sfa), ("b", b_data), ("sfb", sfb)), add)
-    problem = GemmProblem(m, n, k, E4M3, E4M3, d_dtype, gran_a, gran_b, add is not None)
+    problem = GemmProblem(m, n, k, cast(DType, a_data.dtype), cast(DType, b_data.dtype), d_dtype, gran_a, gran_b, add is not None)
     operands = Operands(
         problem,
         a_data.array,
@@ -185,19 +188,19 @@ def settle(operands: Operands, check: bool | None) -> Operands:
 
 
 def _operand(name: str, pair: Any) -> tuple[ArrayView, ArrayView]:
-    """Data (as uint8 codes) and scales of one argument: types checked, shapes not yet."""
+    """Data (as uint8 codes, with the type that they are of) and scales of one argument: types checked, shapes not yet."""
     is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
     if not is_pair and not hasattr(pair, "granularity"):
         got = f"{type(pair).__name__} of {len(pair)}" if isinstance(pair, (tuple, list)) else describe(pair)
         raise DTypeError(f"{name}: expected a QTensor or a pair (data, scale), got {got}" + _pair_hint(name, pair))
-    if not is_pair and not _is_plain_e4m3(pair):
-        raise DTypeError(f"{name}: expected a QTensor of {E4M3} with float32 scales alone, got {pair}")
+    if not is_pair and not _is_plain_fp8(pair, (E4M3, E5M2)):
+        raise DTypeError(f"{name}: expected a QTensor of {E4M3} or {E5M2} with float32 scales alone, got {pair}")
+    row = E4M3 if is_pair else pair.dtype
     data, scale = pair
     data, scale = as_array(data, name), as_array(scale, f"sf{name}")
-    if data.dtype is not E4M3 and data.dtype is not U8:
-        raise DTypeError(f"{name}: expected {E4M3} (or its bytes as uint8), got {data.dtype_name}" + _dtype_hint(data.dtype_name))
-    if data.dtype is E4M3:
-        data = ArrayView(view_bytes(data.array), *data[1:])
+    if data.dtype is not E4M3 and data.dtype is not E5M2 and data.dtype is not U8:
+        raise DTypeError(f"{name}: expected {E4M3} (or its bytes as uint8) or {E5M2}, got {data.dtype_name}" + _dtype_hint(data.dtype_name))
+    data = data._replace(dtype=row) if data.dtype is U8 else data._replace(array=view_bytes(data.array))
     if scale.dtype is not F32 and scale.dtype is not I32:
         got = scale.dtype_name + _scale_hint(scale.dtype_name)
         raise DTypeError(f"sf{name}: expected float32 scales, or int32 of four UE8M0 each, got {got}")
@@ -205,21 +208,21 @@ def _operand(name: str, pair: Any) -> tuple[ArrayView, ArrayView]:
 
 
 def is_plain(q: Any, granularity: tuple[int, int]) -> bool:
-    """Whether a QTensor is taken as its bytes and scales alone."""
-    return _is_plain_e4m3(q) and tuple(q.granularity) == granularity
+    """Whether a QTensor is taken as its bytes and scales alone: those bytes, in an array that cannot say more, are e4m3."""
+    return _is_plain_fp8(q, (E4M3,)) and tuple(q.granularity) == granularity
 
 
-def _is_plain_e4m3(q: Any) -> bool:
-    """Whether a QTensor's data and scales are all of it, so that its bytes can be told from nothing else."""
+def _is_plain_fp8(q: Any, dtypes: tuple[DType, ...]) -> bool:
+    """Whether data of these types and scales are all of a QTensor."""
     is_known = q.scale_dtype is F32 or q.scale.dtype == np.int32
-    return q.dtype is E4M3 and is_known and all(part is None for part in (q.zero_point, q.global_scale, q.g_idx, q.packing))
+    return q.dtype in dtypes and is_known and all(part is None for part in (q.zero_point, q.global_scale, q.g_idx, q.packing))
 
 
 def _dtype_hint(name: str) -> str:
     if name in ("int8", "|V1", "|S1", "bool"):
         return f"; if these are e4m3 codes, view them so: .view(ml_dtypes.{E4M3}) or .view('uint8')"
     if name.startswith(("float8", "float4")):
-        return "; quantize to e4m3, no kernel takes this type here"
+        return "; quantize to e4m3 or e5m2, no kernel takes this type here"
     if name.startswith(("float", "bfloat")):
         return "; quantize first, as with per_token_cast_to_fp8 or per_block_cast_to_fp8"
     return ""
@@ -239,7 +242,7 @@ def _pair_hint(name: str, x: Any) -> str:
     dtype = str(getattr(x, "dtype", "")).rpartition(".")[2]  # torch's begin with "torch."
     if dtype in ("float16", "bfloat16", "float32", "float64"):
         return f"; quantize it: {_CAST[name]}({name})"
-    return f"; its scales are missing: ({name}, sf{name})" if dtype == E4M3.name else ""
+    return f"; its scales are missing: ({name}, sf{name})" if dtype in (E4M3.name, E5M2.name) else ""
 
 
 def describe(x: Any) -> str:
@@ -306,17 +309,17 @@ def check_output(name: str, view: ArrayView, shape: tuple[int, int]) -> ArrayVie
 
 def _out_dtype(x: DType | str) -> DType:
     dtype = as_dtype(x)
-    if dtype not in (BF16, F32):
-        raise DTypeError(f"out_dtype: expected bfloat16 or float32, got {dtype}")
+    if dtype not in (BF16, F16, F32):
+        raise DTypeError(f"out_dtype: expected bfloat16, float16 or float32, got {dtype}")
     return dtype
 
 
 def _float_dtype(view: ArrayView, name: str = "d") -> DType:
     if view.dtype is U16:
         return BF16
-    if view.dtype is BF16 or view.dtype is F32:
+    if view.dtype is BF16 or view.dtype is F16 or view.dtype is F32:
         return view.dtype
-    raise DTypeError(f"{name}: expected bfloat16 (or its bits as uint16) or float32, got {view.dtype_name}")
+    raise DTypeError(f"{name}: expected bfloat16 (or its bits as uint16), float16 or float32, got {view.dtype_name}")
 
 
 def _addend(c: Any, shape: tuple[int, int], d_dtype: DType) -> ArrayView:

@@ -12,6 +12,7 @@ from dgnumba.dtypes import DTYPES
 from dgnumba.kernels import KERNELS, GemmPlan
 from dgnumba.layouts.operands import lay_out
 from dgnumba.problem import GemmProblem, check_fp8_gemm_nt
+from dgnumba.quant.reference import exact_integer_reference
 from dgnumba.testing import exact_problem
 
 H200 = Device.named("h200")
@@ -20,7 +21,7 @@ DENSE, SWAPPED, PORTABLE = KERNEL_OF["sm90_fp8_gemm_1d2d"], KERNEL_OF["sm90_fp8_
 SKINNY = KERNEL_OF["sm90_fp8_gemv_1d2d"]
 
 DENSE_BLOCK_MS, DENSE_BLOCK_NS = (16, 32, 64, 128, 256), tuple(range(16, 193, 16))
-DENSE_EPILOGUES = {"tma": "bfloat16", "warp": "bfloat16", "direct": "float32"}
+DENSE_EPILOGUES = {"tma": ("bfloat16", "float16"), "warp": ("bfloat16", "float16"), "direct": ("float32",)}
 SWAPPED_BLOCK_MS, SWAPPED_BLOCK_NS = (8, 16, 24, 32, 48, 64, 96, 128), (64, 128)
 
 
@@ -64,22 +65,40 @@ def with_all_stages(chosen, device=H200):
 
 
 def emulate(chosen, m, n, k, *, policy="eager", num_sms=132, seed=0, kernel=None):
-    """Run a plan on an exact-zone problem in the emulator; give (d, case).
+    """Run a plan on an exact-zone problem in the emulator; give (d, case). A plan with an addend adds `addend(case, seed)`, in place.
 
     num_sms  of the GPU that is played: few make a CTA take several tiles
     kernel   in the place of the plan's own: a module with a `build` like its
     """
     module = kernel or KERNEL_OF[chosen.kernel]
     case = exact_problem(np.random.default_rng(seed), m, n, k, chosen.d_dtype)
-    d = np.full((m, n), -7, case.problem.d_dtype.numpy)
+    d = addend(case, seed) if chosen.with_c else np.full((m, n), -7, case.problem.d_dtype.numpy)
     run_plan(module, chosen, case, d, policy, num_sms)
     return d, case
 
 
+def addend(case, seed):
+    """Small integers to add to a case's product."""
+    problem = case.problem
+    return np.random.default_rng([seed, 1]).integers(-8, 9, (problem.m, problem.n)).astype(problem.d_dtype.numpy)
+
+
+def expected_of(case, c=None):
+    """The one right result of an exact-zone problem, with an addend of small integers or without."""
+    out = case.problem.d_dtype.numpy
+    product = exact_integer_reference(*case.a, *case.b, "float32")
+    with np.errstate(over="ignore"):
+        return (product if c is None else product + c.astype(np.float32)).astype(out)
+
+
 def run_plan(module, chosen, case, d, policy, num_sms, rules=None):
-    """Run the kernel that `module` builds of a plan on a case's operands, into `d`; with `rules` in the place of the kernel's own."""
+    """Run the kernel that `module` builds of a plan on a case's operands, into `d`, which holds an addend already."""
     rules = rules or KERNEL_OF[chosen.kernel]
-    laid = lay_out(check_fp8_gemm_nt(case.a, case.b, d))
+    sfa = case.a.scale
+    if chosen.row_scales:  # rows of whole 16 bytes
+        sfa = whole_rows(sfa)
+    operands = check_fp8_gemm_nt((case.a.data, sfa), case.b, d, d if chosen.with_c else None)
+    laid = lay_out(dataclasses.replace(operands, problem=dataclasses.replace(operands.problem, row_scales=chosen.row_scales)))
     built = module.build(chosen)
     grid = rules.grid(chosen, laid.problem, dataclasses.replace(H200, num_sms=num_sms))
     args = rules.bind(chosen, laid)
@@ -90,6 +109,14 @@ def run_plan(module, chosen, case, d, policy, num_sms, rules=None):
     )  # fmt: skip
     if laid.target is not laid.d:
         laid.target[...] = laid.d[:, : laid.problem.n]
+
+
+def whole_rows(sfa):
+    """The same scales, row-major in rows of whole 16 bytes, with NaN between: a kernel may read them as they lie."""
+    held = np.full((sfa.shape[0] + 1, -(-sfa.shape[1] // 4) * 4 + 4), np.nan, np.float32)
+    held = held.reshape(-1)[-held.ctypes.data % 16 // 4 :][: sfa.shape[0] * held.shape[1]].reshape(sfa.shape[0], -1)
+    held[:, : sfa.shape[1]] = sfa
+    return held[:, : sfa.shape[1]]
 
 
 # The dense shapes of DeepGEMM's own tests (tests/generators.py at 54e2261): N, K of the forward pass.

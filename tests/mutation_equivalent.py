@@ -1,7 +1,7 @@
 """Mutants that nobody can tell from the original, and why; `*` in a name stands for anything."""
 
 _TWO_WAYS = "chooses between two ways to the same number, of which the longer is right everywhere and the shorter near the edge too"
-_GRIDS = "orders grids: the emulator runs one after another, and nothing is launched as dependent yet"
+_GRIDS = "orders grids, which set_pdl lets overlap: the emulator runs one after another"
 _RECONVERGES = "every lane arrives at the barrier behind it and lane 0 publishes its own inits: it only reconverges the warp"
 _PAST_K = "blocks past the end of K are copies of nothing: zeros into a stage that nobody reads any more"
 

@@ -13,7 +13,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     {"_version", "arithmetic", "data", "dtypes", "errors", "integers", "store", "wrapping"},
     {"_numba", "driver", "xp"},
-    {"device", "int4_problem", "layouts", "problem"},
+    {"config", "device", "int4_problem", "layouts", "problem"},
     {"emu"},
     {"ptx", "quant"},
     {"checkpoint", "kernels"},

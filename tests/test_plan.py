@@ -16,7 +16,14 @@ from dgnumba.plan import choose, estimate, kernel_named, named, validate
 from dgnumba.problem import GemmProblem
 
 extent = st.one_of(st.integers(1, 300), st.integers(1, 2**20), st.sampled_from([1, 16, 64, 128, 4096, 65536 * 128]))
-problems = st.builds(GemmProblem, extent, extent, extent, d_dtype=st.sampled_from(["bfloat16", "float32"]))
+problems = st.builds(
+    GemmProblem,
+    extent,
+    extent,
+    extent,
+    d_dtype=st.sampled_from(["bfloat16", "float16", "float32"]),
+    row_scales=st.booleans(),
+)
 devices = st.sampled_from(sorted(KNOWN)).map(KNOWN.__getitem__)
 
 
@@ -25,6 +32,7 @@ def check_fits(chosen, problem, device):
     assert kernel.refusal(chosen, problem) is None
     assert kernel.smem(chosen).launch_bytes <= device.smem_per_block
     assert (chosen.a_dtype, chosen.b_dtype, chosen.d_dtype) == (problem.a_dtype.name, problem.b_dtype.name, problem.d_dtype.name)
+    assert chosen.with_c == problem.with_c and (problem.row_scales or not chosen.row_scales)
     tiles, grid = kernel.count_tiles(chosen, problem), kernel.grid(chosen, problem, device)
     assert tiles * chosen.block_m * chosen.block_n >= problem.m * problem.n
     assert grid >= 1 and grid % chosen.cluster == 0
@@ -202,7 +210,7 @@ def test_what_the_portable_kernel_refuses(change, words):
     [
         ({"gran_b": (1, 128)}, "scales"),
         ({"a_dtype": "bfloat16"}, "bfloat16"),
-        ({"d_dtype": "float16"}, "float16"),
+        ({"d_dtype": "float64"}, "float64"),
         ({"groups": 4}, "group"),
     ],
 )
@@ -253,6 +261,8 @@ GOOD = plan(64, 64, 4)
         ({"b_dtype": "bfloat16"}, "bfloat16"),
         ({"band": 0}, "band"),
         ({"band": 3, "cluster": 2, "multicast": "A"}, "band"),
+        ({"with_c": True}, "is for products with an addend, got none"),
+        ({"row_scales": True}, "reads A's scales row by row, which these cannot be"),
     ],
 )
 def test_a_callers_plan_is_checked(change, message):
@@ -268,6 +278,45 @@ def test_a_callers_plan_is_checked_against_the_problem():
         validate(warp, GemmProblem(100, 130, 300), H200)
     with pytest.raises(PlanError, match="sm_80"):
         validate(GOOD, GemmProblem(100, 136, 300), Device("NVIDIA A100", cc=(8, 0)))
+
+
+def test_a_plan_for_an_addend_and_for_rows_of_scales():
+    problem = GemmProblem(16, 136, 600, with_c=True, row_scales=True)
+    with pytest.raises(PlanError, match="is for products without an addend, got c"):
+        validate(GOOD, problem, H200)
+    turned = dataclasses.replace(GOOD, with_c=True)
+    assert validate(turned, problem, H200).plan == turned, "scales can always be turned"
+    with pytest.raises(PlanError, match="needs A's scales MN-major"):
+        validate(dataclasses.replace(turned, row_scales=True), problem, H200)
+    assert named("16x64x128 s4 registers", problem, H200).plan == swapped(16, 64, 4, with_c=True, row_scales=True)
+    assert named("16x64x128 s4 tma", problem, H200).plan == plan(16, 64, 4, with_c=True)
+
+
+def test_an_addend_costs_what_its_bytes_cost():
+    plain, with_c = (estimate(plan(128, 128, 5, with_c=c), GemmProblem(4096, 4096, 512, with_c=c), H200) for c in (False, True))
+    assert with_c.memory > plain.memory and with_c.total >= plain.total
+
+
+# Batch invariance
+
+
+@pytest.mark.parametrize("n, k", [(576, 7168), (2112, 7168)])
+def test_batch_invariant_plans_split_no_sum(n, k):
+    """At every M, among kernels that would split K at some."""
+    free = [choose(GemmProblem(m, n, k), H200).plan for m in (1, 8, 16, 33, 64, 128, 777, 4096)]
+    assert any(not KERNEL_OF[p.kernel].is_batch_invariant(p) for p in free)
+    for m in (1, 8, 16, 33, 64, 128, 777, 4096):
+        chosen = choose(GemmProblem(m, n, k), H200, batch_invariant=True).plan
+        assert KERNEL_OF[chosen.kernel].is_batch_invariant(chosen)
+
+
+def test_batch_invariance_refuses_a_callers_split():
+    split, problem = swapped(8, 64, 4, split=2), GemmProblem(8, 128, 1024)
+    assert validate(split, problem, H200).plan == split
+    with pytest.raises(PlanError, match="sums K in an order of its own, and batch invariance is on"):
+        validate(split, problem, H200, True)
+    with pytest.raises(PlanError, match="batch invariance is on"):
+        named(split.name, problem, H200, True)
 
 
 def test_estimates_grow_with_the_work():

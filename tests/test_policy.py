@@ -57,7 +57,8 @@ def test_the_measured_plan_is_chosen_for_its_problem_on_its_gpu_alone():
     table = Table([ROW])
     choice = plan.choose(PROBLEM, H200, table)
     assert (choice.plan, choice.measured, choice.considered) == (OTHER, ROW, 2)
-    assert plan.choose(dataclasses.replace(PROBLEM, with_c=True), H200, table).plan == OTHER
+    with_c = plan.choose(dataclasses.replace(PROBLEM, with_c=True), H200, table)
+    assert with_c.plan == dataclasses.replace(OTHER, with_c=True), "measured without C, taken with it"
     for problem, device in (
         (dataclasses.replace(PROBLEM, m=301), H200),
         (dataclasses.replace(PROBLEM, d_dtype="float32"), H200),

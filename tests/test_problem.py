@@ -99,7 +99,7 @@ def test_takes_qtensors_pairs_and_lists():
         assert operands.sfa is a.scale and operands.sfb is b.scale
 
 
-@pytest.mark.parametrize("out", ["bfloat16", "float32", DTYPES["float32"]])
+@pytest.mark.parametrize("out", ["bfloat16", "float16", "float32", DTYPES["float32"]])
 def test_allocates_the_output(out):
     x = good()
     operands = check_fp8_gemm_nt((x["a"], x["sfa"]), (x["b"], x["sfb"]), out_dtype=out)
@@ -107,10 +107,10 @@ def test_allocates_the_output(out):
     assert operands.d.dtype == operands.problem.d_dtype.numpy
 
 
-def test_allocates_only_bfloat16_or_float32():
+def test_allocates_only_what_kernels_write():
     x = good()
-    with pytest.raises(DTypeError, match="out_dtype: expected bfloat16 or float32, got float16"):
-        check_fp8_gemm_nt((x["a"], x["sfa"]), (x["b"], x["sfb"]), out_dtype="float16")
+    with pytest.raises(DTypeError, match="out_dtype: expected bfloat16, float16 or float32, got float64"):
+        check_fp8_gemm_nt((x["a"], x["sfa"]), (x["b"], x["sfb"]), out_dtype="float64")
 
 
 def test_F36_codes_as_ml_dtypes_or_bytes():
@@ -124,15 +124,29 @@ def test_F36_other_types_of_one_byte_are_refused(name, tmp_path):
     codes = good()[name]
     np.save(tmp_path / "codes.npy", codes)
     loaded = np.load(tmp_path / "codes.npy")
-    expected = rf"{name}: expected float8_e4m3fn \(or its bytes as uint8\), got "
+    expected = rf"{name}: expected float8_e4m3fn \(or its bytes as uint8\) or float8_e5m2, got "
     view = r"; if these are e4m3 codes, view them so: \.view\(ml_dtypes\.float8_e4m3fn\)"
     refused(DTypeError, expected + r"\|V1" + view, **{name: loaded})
     refused(DTypeError, expected + "int8" + view, **{name: codes.view(np.int8)})
-    e5m2 = codes.view(ml_dtypes.float8_e5m2)
-    refused(DTypeError, expected + "float8_e5m2; quantize to e4m3", **{name: e5m2})
+    fnuz = codes.view(ml_dtypes.float8_e4m3fnuz)
+    refused(DTypeError, expected + "float8_e4m3fnuz; quantize to e4m3 or e5m2", **{name: fnuz})
     refused(DTypeError, expected + "float32; quantize first", **{name: codes.astype(np.float32)})
     refused(DTypeError, expected + "bfloat16; quantize first", **{name: codes.astype(BF16)})
     refused(DTypeError, expected + "int64$", **{name: codes.astype(np.int64)})
+
+
+@pytest.mark.parametrize("a", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("b", ["float8_e4m3fn", "float8_e5m2"])
+def test_e5m2_on_either_side(a, b):
+    """By the array's own type, or by the QTensor's where the array holds bytes; the codes travel as bytes either way."""
+    x = good()
+    typed = check(a=x["a"].view(a), b=x["b"].view(b))
+    assert (typed.problem.a_dtype, typed.problem.b_dtype) == (DTYPES[a], DTYPES[b])
+    assert np.array_equal(typed.a, x["a"].view(np.uint8)) and typed.b.dtype == np.uint8
+    said = check_fp8_gemm_nt(
+        QTensor(x["a"].view(np.uint8), x["sfa"], a, (1, 128)), QTensor(x["b"].view(np.uint8), x["sfb"], b, (128, 128)), x["d"]
+    )
+    assert said.problem == typed.problem
 
 
 CASTS = {"a": "per_token_cast_to_fp8", "b": "per_block_cast_to_fp8"}
@@ -257,16 +271,18 @@ def test_F10_zero_is_a_legal_scale(legal):
 
 
 def test_refuses_output_types():
-    expected = r"d: expected bfloat16 \(or its bits as uint16\) or float32, got "
-    refused(DTypeError, expected + "float16", d=np.zeros((M, N), np.float16))
+    expected = r"d: expected bfloat16 \(or its bits as uint16\), float16 or float32, got "
+    refused(DTypeError, expected + "int16", d=np.zeros((M, N), np.int16))
     refused(DTypeError, expected + "float64", d=np.zeros((M, N)))
     with pytest.raises(DTypeError, match=r"d: expected an array .* got list"):
         check(d=[[0.0]])
     assert check(d=np.zeros((M, N), np.uint16)).problem.d_dtype is DTYPES["bfloat16"]
+    assert check(d=np.zeros((M, N), np.float16)).problem.d_dtype is DTYPES["float16"]
     assert check(d=np.zeros((M, N), np.float32)).problem.d_dtype is DTYPES["float32"]
 
 
 def test_F22_c_must_be_like_d():
+    refused(DTypeError, "c: expected bfloat16 as d, got float16", c=np.zeros((M, N), np.float16))
     refused(DTypeError, "c: expected bfloat16 as d, got float32", c=np.zeros((M, N), np.float32))
     refused(DTypeError, "c: expected bfloat16 .*, got int32", c=np.zeros((M, N), np.int32))
     c = np.zeros((M, N), BF16)
@@ -343,7 +359,7 @@ def test_F17_empty_extents_are_legal(m, n, k):
 @pytest.mark.parametrize(
     "change",
     [
-        {"dtype": "float8_e5m2"},  # bytes, which alone would pass for e4m3
+        {"dtype": "float8_e4m3fnuz"},  # bytes, which alone would pass for e4m3
         {"dtype": "int8"},
         {"zero_point": np.zeros((2, 1), np.uint8)},
         {"global_scale": np.float32(2)},
@@ -352,9 +368,9 @@ def test_F17_empty_extents_are_legal(m, n, k):
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_a_qtensor_that_is_more_than_e4m3_and_float32_scales_is_refused(change):
+def test_a_qtensor_that_is_more_than_fp8_and_float32_scales_is_refused(change):
     parts = {"data": np.zeros((2, 128), np.uint8), "scale": np.ones((2, 1), np.float32), "dtype": "float8_e4m3fn", "granularity": (1, 128)}
     b = QTensor(np.zeros((128, 128), np.uint8), np.ones((1, 1), np.float32), "float8_e4m3fn", (128, 128))
     check_fp8_gemm_nt(QTensor(**parts), b)
-    with pytest.raises(DTypeError, match=r"a: expected a QTensor of float8_e4m3fn with float32 scales alone, got QTensor\("):
+    with pytest.raises(DTypeError, match=r"a: expected a QTensor of float8_e4m3fn or float8_e5m2 with float32 scales alone, got QTensor\("):
         check_fp8_gemm_nt(QTensor(**{**parts, **change}), b)

@@ -1,14 +1,16 @@
 """How a tile leaves the registers: the epilogues, each a device function `store(totals..., where)` chosen by `epilogue_for`.
 
-tma     bf16: stmatrix into swizzled panels in shared memory, TMA stores them and clips; the store runs under the next tile
-warp    bf16: each warp turns its 16 rows round in 2 KB of its own and stores whole 128-byte rows; leaves room for a stage more
+tma     bf16 or fp16: stmatrix into swizzled panels in shared memory, TMA stores them and clips; the store runs under the next tile
+warp    bf16 or fp16: each warp turns its 16 rows round in 2 KB of its own and stores whole 128-byte rows; leaves room for a stage more
 direct  float32: from the registers, two columns a lane, four lanes a 32-byte sector
+
+With an addend each first adds C to the registers (`ptx.addend`). What is too large for the output's type is rounded to infinity by all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from numba import cuda
 
@@ -16,21 +18,54 @@ from .._numba import device_function
 from ..integers import u32, u64
 from ..layouts import swizzle
 from ..ptx import Fragment, TensorMapArg, barrier, convert, matrix, memory, thread, tma, unrolled
+from ..ptx.addend import add_rows_for
 from .epilogue_rules import WARP_STAGING_BYTES, panel_columns
 
 
-def _pack(frag: Any, first: int) -> tuple[Any, ...]:
+class Output(NamedTuple):
+    """Where D goes, and where C lies: D's place where there is none. Addresses, and bytes of a row."""
+
+    d_ptr: u64
+    c_ptr: u64
+    d_pitch: u64
+    c_pitch: u64
+
+
+def _pack_for(d_dtype: str) -> Callable[..., tuple[Any, ...]]:
     """Registers first .. first + 7 (16 columns) as the four matrices of one stmatrix.x4: (r, c), (r + 8, c), (r, c + 8), (r + 8, c + 8)."""
-    return tuple(convert.f32x2_to_bf16x2(frag[first + 2 * j], frag[first + 2 * j + 1]) for j in range(4))
+    narrow = {"bfloat16": convert.f32x2_to_bf16x2, "float16": convert.f32x2_to_f16x2}[d_dtype]
+    return lambda frag, first: tuple(narrow(frag[first + 2 * j], frag[first + 2 * j + 1]) for j in range(4))
 
 
-def store_panels_for(block_n: int, rows: int) -> Callable[..., Any]:
-    """The operation that writes a warp's 16 rows of bf16 into the panels of a tile of `rows` rows in shared memory."""
-    columns = panel_columns(block_n)
+def addend_for(plan: Any) -> Any:
+    """The device function `add(total, out, m_idx, n_idx, m, n)`: a wave's sums with C, or as they are without; its rows begin at `m_idx`."""
+    WITH_C, SIZE, ROWS = plan.with_c, 4 if plan.d_dtype == "float32" else 2, min(64, plan.block_m)
+    add_rows = add_rows_for(plan.block_n, plan.d_dtype)
+
+    @device_function
+    def add(total, out, m_idx, n_idx, m, n):  # type: ignore[no-untyped-def]
+        if WITH_C:
+            warp_idx = thread.uniform(u32(cuda.threadIdx.x) // 32)
+            lane_idx = thread.lane_idx()
+            row = m_idx + warp_idx * 16 + lane_idx // 4
+            col = n_idx + lane_idx % 4 * 2
+            # rows that wgmma adds to a tile of fewer than 64 are the next tile's
+            end = m
+            if ROWS < 64:
+                end = min(m, m_idx + ROWS)
+            total = add_rows(total, out.c_ptr + u64(row) * out.c_pitch + u64(col) * SIZE, out.c_pitch, row, end, col, n)
+        return total
+
+    return add
+
+
+def store_panels_for(block_n: int, rows: int, d_dtype: str = "bfloat16") -> Callable[..., Any]:
+    """The operation that writes a warp's 16 rows of two-byte elements into the panels of a tile of `rows` rows in shared memory."""
+    columns, pack = panel_columns(block_n), _pack_for(d_dtype)
 
     @unrolled
     def store_panels(frag: Fragment, row_address: u32, phase: u32, half: u32) -> None:
-        """stmatrix.x4 - a fragment, as bf16, into swizzled panels.
+        """stmatrix.x4 - a fragment, as bf16 or fp16, into swizzled panels.
 
         PTX:       ISA 9.0, "stmatrix"; sm_90+
         Scope:     warp
@@ -45,7 +80,7 @@ def store_panels_for(block_n: int, rows: int) -> Callable[..., Any]:
         for step in range(block_n // 16):
             panel, inside = step // (columns // 16), step % (columns // 16)
             chunk = (half + 2 * inside) ^ phase
-            matrix.stmatrix_x4(row_address + panel * rows * 2 * columns + chunk * 16, *_pack(frag, 8 * step))
+            matrix.stmatrix_x4(row_address + panel * rows * 2 * columns + chunk * 16, *pack(frag, 8 * step))
 
     return store_panels
 
@@ -55,7 +90,8 @@ def tma_epilogue(plan: Any, warpgroups: int, waves: int) -> Any:
     BLOCK_N, ROWS, COLUMNS = plan.block_n, min(64, plan.block_m), panel_columns(plan.block_n)
     ROW_BYTES, PANELS, WARPS = 2 * COLUMNS, plan.block_n // COLUMNS, ROWS // 16
     TILE_BYTES, WAVE_ROWS, WAVES = ROWS * BLOCK_N * 2, 64 * warpgroups, waves
-    store_panels = store_panels_for(BLOCK_N, ROWS)
+    store_panels = store_panels_for(BLOCK_N, ROWS, plan.d_dtype)
+    add = addend_for(plan)
     PHASE_MASK = swizzle.phase_mask(ROW_BYTES)
 
     @unrolled
@@ -76,7 +112,10 @@ def tma_epilogue(plan: Any, warpgroups: int, waves: int) -> Any:
             tma.store_2d_if(leads, tmap_d, smem_d + panel * ROWS * ROW_BYTES, n_idx + panel * COLUMNS, m_idx)
 
     @device_function
-    def store(total0, total1, smem_d, tmap_d, d_ptr, d_pitch, m_idx, n_idx, m, n):  # type: ignore[no-untyped-def]
+    def store(total0, total1, smem_d, tmap_d, out, m_idx, n_idx, m, n):  # type: ignore[no-untyped-def]
+        total0 = add(total0, out, m_idx, n_idx, m, n)
+        if WAVES == 2:
+            total1 = add(total1, out, m_idx + WAVE_ROWS, n_idx, m, n)
         warp_idx = thread.uniform(u32(cuda.threadIdx.x) // 32)
         lane_idx = thread.lane_idx()
         warpgroup = warp_idx // 4
@@ -103,12 +142,13 @@ def tma_epilogue(plan: Any, warpgroups: int, waves: int) -> Any:
     return store
 
 
-def store_rows_for(block_n: int) -> Callable[..., Any]:
-    """The operation that stores a warp's 16 rows of bf16 to global memory in whole 128-byte rows."""
+def store_rows_for(block_n: int, d_dtype: str = "bfloat16") -> Callable[..., Any]:
+    """The operation that stores a warp's 16 rows of two-byte elements to global memory in whole 128-byte rows."""
+    pack = _pack_for(d_dtype)
 
     @unrolled
     def store_rows(frag: Fragment, staging: u32, lane_idx: u32, address: u64, pitch: u64, row: u32, m: u32, col: u32, n: u32) -> None:
-        """stmatrix.x4, ld.shared.v4, st.global.v4 - a fragment, as bf16, turned round in the warp's own 2 KB.
+        """stmatrix.x4, ld.shared.v4, st.global.v4 - a fragment, as bf16 or fp16, turned round in the warp's own 2 KB.
 
         PTX:       ISA 9.0, "stmatrix", "ld", "st"; sm_90+
         Scope:     warp
@@ -129,7 +169,7 @@ def store_rows_for(block_n: int) -> Callable[..., Any]:
         for panel in range(block_n // 64):
             for step in range(4):
                 chunk = (lane_idx // 16 + 2 * step) ^ lane_idx % 8
-                matrix.stmatrix_x4(write + chunk * 16, *_pack(frag, 32 * panel + 8 * step))
+                matrix.stmatrix_x4(write + chunk * 16, *pack(frag, 32 * panel + 8 * step))
             thread.syncwarp()
             rows = [memory.load_shared_v4((read ^ 64 if i % 2 else read) + 512 * i) for i in range(4)]
             for i in range(4):
@@ -143,19 +183,22 @@ def store_rows_for(block_n: int) -> Callable[..., Any]:
 def warp_epilogue(plan: Any, warpgroups: int, waves: int) -> Any:
     """D from each warp for itself: no tile of D in shared memory, no barrier between warps."""
     WAVE_ROWS, WAVES = 64 * warpgroups, waves
-    store_rows = store_rows_for(plan.block_n)
+    store_rows = store_rows_for(plan.block_n, plan.d_dtype)
+    add = addend_for(plan)
 
     @device_function
-    def store(total0, total1, smem_d, tmap_d, d_ptr, d_pitch, m_idx, n_idx, m, n):  # type: ignore[no-untyped-def]
+    def store(total0, total1, smem_d, tmap_d, out, m_idx, n_idx, m, n):  # type: ignore[no-untyped-def]
         warp_idx = thread.uniform(u32(cuda.threadIdx.x) // 32)
         lane_idx = thread.lane_idx()
         staging = smem_d + warp_idx * WARP_STAGING_BYTES
         row = m_idx + warp_idx * 16 + lane_idx // 8
         col = n_idx + lane_idx % 8 * 8
-        address = d_ptr + u64(row) * d_pitch + u64(col) * 2
-        store_rows(total0, staging, lane_idx, address, d_pitch, row, m, col, n)
+        address = out.d_ptr + u64(row) * out.d_pitch + u64(col) * 2
+        total0 = add(total0, out, m_idx, n_idx, m, n)
+        store_rows(total0, staging, lane_idx, address, out.d_pitch, row, m, col, n)
         if WAVES == 2:
-            store_rows(total1, staging, lane_idx, address + d_pitch * WAVE_ROWS, d_pitch, row + WAVE_ROWS, m, col, n)
+            total1 = add(total1, out, m_idx + WAVE_ROWS, n_idx, m, n)
+            store_rows(total1, staging, lane_idx, address + out.d_pitch * WAVE_ROWS, out.d_pitch, row + WAVE_ROWS, m, col, n)
 
     return store
 
@@ -194,22 +237,25 @@ def direct_epilogue(plan: Any, warpgroups: int, waves: int) -> Any:
     """D as float32, from the registers."""
     WAVE_ROWS, WAVES, WARPS = 64 * warpgroups, waves, min(4, plan.block_m // 16)
     store_float32 = store_float32_for(plan.block_n)
+    add = addend_for(plan)
 
     @device_function
-    def store(total0, total1, smem_d, tmap_d, d_ptr, d_pitch, m_idx, n_idx, m, n):  # type: ignore[no-untyped-def]
+    def store(total0, total1, smem_d, tmap_d, out, m_idx, n_idx, m, n):  # type: ignore[no-untyped-def]
         warp_idx = thread.uniform(u32(cuda.threadIdx.x) // 32)
         lane_idx = thread.lane_idx()
         row = m_idx + warp_idx * 16 + lane_idx // 4
         col = n_idx + lane_idx % 4 * 2
-        address = d_ptr + u64(row) * d_pitch + u64(col) * 4
+        address = out.d_ptr + u64(row) * out.d_pitch + u64(col) * 4
         if WARPS == 4 or warp_idx < WARPS:
-            store_float32(total0, address, d_pitch, row, m, col, n)
+            total0 = add(total0, out, m_idx, n_idx, m, n)
+            store_float32(total0, address, out.d_pitch, row, m, col, n)
         if WAVES == 2:
-            store_float32(total1, address + d_pitch * WAVE_ROWS, d_pitch, row + WAVE_ROWS, m, col, n)
+            total1 = add(total1, out, m_idx + WAVE_ROWS, n_idx, m, n)
+            store_float32(total1, address + out.d_pitch * WAVE_ROWS, out.d_pitch, row + WAVE_ROWS, m, col, n)
 
     return store
 
 
 def epilogue_for(plan: Any, warpgroups: int, waves: int) -> Any:
-    """The device function `store(total0, total1, smem_d, tmap_d, d_ptr, d_pitch, m_idx, n_idx, m, n)` of a plan."""
+    """The device function `store(total0, total1, smem_d, tmap_d, out, m_idx, n_idx, m, n)` of a plan."""
     return {"tma": tma_epilogue, "warp": warp_epilogue, "direct": direct_epilogue}[plan.epilogue](plan, warpgroups, waves)

@@ -6,14 +6,15 @@ from typing import Any
 
 from ..layouts import swizzle
 
-EPILOGUES = {"tma": "bfloat16", "warp": "bfloat16", "direct": "float32"}
-"""Name -> the output dtype it writes."""
+HALVES = ("bfloat16", "float16")
+EPILOGUES = {"tma": HALVES, "warp": HALVES, "direct": ("float32",)}
+"""Name -> the output dtypes it writes."""
 
 WARP_STAGING_BYTES = 16 * 128
 
 
 def panel_columns(block_n: int) -> int:
-    """bf16 columns of a panel: rows of 128, 64 or 32 bytes, the widest that divides the tile."""
+    """Columns (of 2 bytes) of a panel: rows of 128, 64 or 32 bytes, the widest that divides the tile."""
     return swizzle.largest(2 * block_n) // 2
 
 

@@ -69,7 +69,17 @@ def supports(problem: GemmProblem, device: Device) -> str | None:
         return f"needs INT4 tensor cores, sm_80 to sm_89; {device.name} is sm_{cc[0]}{cc[1]}"
     if problem.k * problem.a_dtype.bits % 8:
         return f"needs K of whole bytes, got {problem.k} of {a_dtype}"
+    if problem.with_c:
+        return "adds nothing to its products"
     return "takes one group" if problem.groups != 1 else None
+
+
+ROW_SCALES = False
+
+
+def is_batch_invariant(plan: GemmPlan) -> bool:
+    """As `KernelSpec` has it: every plan promotes block after block of K."""
+    return True
 
 
 def is_scaled(plan: GemmPlan) -> bool:
@@ -97,6 +107,7 @@ RULES: tuple[Rule, ...] = (
     (f"BLOCK_M x BLOCK_N of {list(SCALED_TILES)} with scales", lambda plan, _: (plan.block_m, plan.block_n) in tiles_of(plan)),
     (f"BLOCK_K of {ROW} bytes", lambda plan, _: plan.block_k * DTYPES[plan.a_dtype].bits == 8 * ROW),
     (f"2 to {MAX_STAGES} stages", lambda plan, _: MIN_STAGES <= plan.num_stages <= MAX_STAGES),
+    ("A's scales MN-major", lambda plan, _: not plan.row_scales),
     ("no cluster", lambda plan, _: plan.cluster == 1 and plan.multicast is None),
     ("the registers epilogue", lambda plan, _: plan.epilogue == "registers"),
     ("a loop over K that is not rotated", lambda plan, _: not plan.rotate and not plan.overlap),

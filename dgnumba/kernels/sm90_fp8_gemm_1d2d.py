@@ -1,7 +1,8 @@
 """D[M,N] = sum over kb of (A[:,kb] @ B[:,kb].T) * SFA[:,kb] * SFB[n//128,kb], for Hopper.
 
 Shapes:    A fp8 [M,K] and B fp8 [N,K], row-major, K the contiguous axis; SFA float32 [K/128, M] (MN-major, rows of 16 B multiples);
-           SFB float32 [N/128, K/128] (rows of 16 B multiples); D bf16 or float32 [M,N]. K/128 and N/128 round up.
+           SFB float32 [N/128, K/128] (rows of 16 B multiples); D bf16, fp16 or float32 [M,N],
+           C as D (with_c). K/128 and N/128 round up.
 Roles:     the last warpgroup: one thread is the producer (TMA), the others leave
            the warpgroups before it: consumers (wgmma, promotion, store), 64 rows each, in two waves when BLOCK_M is 256
 Barriers:  full[stage]   1 arrival + bytes of A, B, SFA, SFB             producer -> consumers
@@ -25,7 +26,7 @@ from ..integers import u32, u64
 from ..layouts.descriptors import SmemDescriptor, TensorMap, low_word
 from ..layouts.tiles import band_tile
 from ..ptx import barrier, fragment, mbarrier, memory, thread, tma, wgmma
-from .epilogue import epilogue_for
+from .epilogue import Output, epilogue_for
 from .pipeline import FULL_ARRIVALS, Slot, empty_arrivals, next_slot
 from .sm90_fp8_gemm_1d2d_rules import smem, threads, warpgroups_of
 from .spec import Built, GemmPlan
@@ -35,7 +36,7 @@ REGISTERS_PRODUCER, REGISTERS_CONSUMER = 40, 232
 
 
 def build(plan: GemmPlan) -> Built:
-    """The kernel `kernel(tmap_a, tmap_b, tmap_sfa, tmap_sfb, tmap_d, d_ptr, d_pitch, m, n, k)` of a plan."""
+    """The kernel `kernel(tmap_a, tmap_b, tmap_sfa, tmap_sfb, tmap_d, d_ptr, c_ptr, d_pitch, c_pitch, m, n, k)` of a plan."""
     BLOCK_M, BLOCK_N, BLOCK_K, NUM_STAGES, BAND = plan.block_m, plan.block_n, plan.block_k, plan.num_stages, plan.band
     CLUSTER, SHARE_A, SHARE_B = plan.cluster, plan.multicast == "A", plan.multicast == "B"
     WARPGROUPS = warpgroups_of(plan)
@@ -224,7 +225,7 @@ def build(plan: GemmPlan) -> Built:
     loop = rotated_loop if ROTATE else plain_loop
 
     @device_function
-    def consumer(tmap_d, d_ptr, d_pitch, smem, m, n, k):  # type: ignore[no-untyped-def]
+    def consumer(tmap_d, out, smem, m, n, k):  # type: ignore[no-untyped-def]
         warp_idx = thread.uniform(u32(cuda.threadIdx.x) // 32)
         lane_idx = thread.lane_idx()
         m_blocks, n_blocks = grid_of_tiles(m, n)
@@ -247,17 +248,17 @@ def build(plan: GemmPlan) -> Built:
             if tile >= m_blocks * n_blocks:
                 break
             if not OVERLAP:
-                store(total0, total1, smem + D, tmap_d, d_ptr, d_pitch, m_idx, n_idx, m, n)
+                store(total0, total1, smem + D, tmap_d, out, m_idx, n_idx, m, n)
             scales = await_scales(smem, slot, u32(0), row)
             if ROTATE:
                 acc = first_wave(acc, first_a, first_b, slot)
             if OVERLAP:
-                store(total0, total1, smem + D, tmap_d, d_ptr, d_pitch, m_idx, n_idx, m, n)
-        store(total0, total1, smem + D, tmap_d, d_ptr, d_pitch, m_idx, n_idx, m, n)
+                store(total0, total1, smem + D, tmap_d, out, m_idx, n_idx, m, n)
+        store(total0, total1, smem + D, tmap_d, out, m_idx, n_idx, m, n)
         # shared memory must outlive the last store's reads
         tma.wait_read(0)
 
-    def kernel(tmap_a, tmap_b, tmap_sfa, tmap_sfb, tmap_d, d_ptr, d_pitch, m, n, k):  # type: ignore[no-untyped-def]
+    def kernel(tmap_a, tmap_b, tmap_sfa, tmap_sfb, tmap_d, d_ptr, c_ptr, d_pitch, c_pitch, m, n, k):  # type: ignore[no-untyped-def]
         smem = (memory.shared_address(cuda.shared.array(0, np.uint8)) + 1023) // 1024 * 1024
         warp_idx = thread.uniform(u32(cuda.threadIdx.x) // 32)
         lane_idx = thread.lane_idx()
@@ -286,11 +287,11 @@ def build(plan: GemmPlan) -> Built:
         else:
             if RESIZE_REGISTERS:
                 thread.setmaxnreg_inc(REGISTERS_CONSUMER)
-            consumer(tmap_d, d_ptr, d_pitch, smem, m, n, k)
+            consumer(tmap_d, Output(d_ptr, c_ptr, d_pitch, c_pitch), smem, m, n, k)
         if CLUSTER > 1:
             # NOTE: a CTA may not exit while its peer can still arrive on its barriers (PTX ISA 9.0, "mapa", shared::cluster lifetime).
             barrier.cluster_arrive()
             barrier.cluster_wait()
 
-    argtypes = (TensorMap,) * 5 + (u64, u64, u32, u32, u32)
+    argtypes = (TensorMap,) * 5 + (u64,) * 4 + (u32,) * 3
     return Built(kernel, argtypes, THREADS, MAPPED, CLUSTER)

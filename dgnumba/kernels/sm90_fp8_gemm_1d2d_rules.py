@@ -22,6 +22,7 @@ NAME = "sm90_fp8_gemm_1d2d"
 
 BLOCK_MS, BLOCK_NS, BLOCK_KS = (16, 32, 64, 128, 256), tuple(range(16, 193, 16)), (128,)
 MIN_STAGES, MAX_STAGES = 3, 16
+ROW_SCALES = False  # a box of rows of 16 bytes for each block of K would be four times the scales' bytes
 
 
 def supports(problem: GemmProblem, device: Device) -> str | None:
@@ -33,7 +34,7 @@ def supports(problem: GemmProblem, device: Device) -> str | None:
     for name, dtype, taken in (
         ("a", problem.a_dtype, ("float8_e4m3fn", "float8_e5m2")),
         ("b", problem.b_dtype, ("float8_e4m3fn", "float8_e5m2")),
-        ("d", problem.d_dtype, ("bfloat16", "float32")),
+        ("d", problem.d_dtype, ("bfloat16", "float16", "float32")),
     ):
         if dtype.name not in taken:
             return f"takes {name} of {' or '.join(taken)}, got {dtype.name}"
@@ -45,6 +46,7 @@ SHARINGS: tuple[tuple[int, str | None], ...] = ((1, None), (2, "A"), (2, "B"))
 
 RULES: tuple[Rule, ...] = (
     ("FP8 tensor cores, which need no widening", lambda plan, _: not plan.widen),
+    ("A's scales MN-major", lambda plan, _: not plan.row_scales),
     (f"BLOCK_M of {BLOCK_MS}", lambda plan, _: plan.block_m in BLOCK_MS),
     (f"BLOCK_N of {BLOCK_NS}", lambda plan, _: plan.block_n in BLOCK_NS),
     (
@@ -56,7 +58,7 @@ RULES: tuple[Rule, ...] = (
         "a share of a multicast operand that keeps the swizzle's eight rows",
         lambda plan, _: {None: 0, "A": plan.block_m, "B": plan.block_n}[plan.multicast] // plan.cluster % 8 == 0,
     ),
-    (f"an epilogue of {tuple(EPILOGUES)} that writes {{plan.d_dtype}}", lambda plan, _: EPILOGUES.get(plan.epilogue) == plan.d_dtype),
+    (f"an epilogue of {tuple(EPILOGUES)} that writes {{plan.d_dtype}}", lambda plan, _: plan.d_dtype in EPILOGUES.get(plan.epilogue, ())),
     ("rotate, to overlap a tile's store with the next one's first products", lambda plan, _: plan.rotate or not plan.overlap),
     (
         "whole panels of 64 columns for the warp epilogue, and four warps with rows",
@@ -76,17 +78,17 @@ PROBLEM_RULES: tuple[Rule, ...] = (
 
 def candidates(problem: GemmProblem, device: Device) -> list[GemmPlan]:
     """Plans that fit the device; the stages are as many as fit."""
-    plans = _buildable(problem.a_dtype.name, problem.b_dtype.name, problem.d_dtype.name, device)
+    plans = _buildable(problem.a_dtype.name, problem.b_dtype.name, problem.d_dtype.name, problem.with_c, device)
     return [plan for plan in plans if first_broken(PROBLEM_RULES, plan, problem) is None]
 
 
 @lru_cache(maxsize=64)
-def _buildable(a_dtype: str, b_dtype: str, d_dtype: str, device: Device) -> tuple[GemmPlan, ...]:
-    epilogues = [name for name, dtype in EPILOGUES.items() if dtype == d_dtype]
+def _buildable(a_dtype: str, b_dtype: str, d_dtype: str, with_c: bool, device: Device) -> tuple[GemmPlan, ...]:
+    epilogues = [name for name, dtypes in EPILOGUES.items() if d_dtype in dtypes]
     sharings = [(cluster, multicast) for cluster, multicast in SHARINGS if device.clusters_at_once(cluster) >= 1]
     plans = []
     for block_m, block_n, epilogue in product(BLOCK_MS, BLOCK_NS, epilogues):
-        tile = GemmPlan(NAME, block_m, block_n, 0, a_dtype, b_dtype, d_dtype, epilogue=epilogue)
+        tile = GemmPlan(NAME, block_m, block_n, 0, a_dtype, b_dtype, d_dtype, epilogue=epilogue, with_c=with_c)
         if first_broken(RULES, tile) is None:
             # neither a cluster nor the loop takes shared memory
             stages = min(MAX_STAGES, most_stages(smem, tile, device))
@@ -146,8 +148,13 @@ def count_tiles(plan: GemmPlan, problem: GemmProblem) -> int:
 MAPPED_ARRAYS = ("a", "b", "sfa", "sfb", "d")
 """Whose tensor maps `bind` gives, in order."""
 
-POINTERS = ("d",)
+POINTERS = ("d", "addend")
 """Whose addresses are the first of the other arguments."""
+
+
+def is_batch_invariant(plan: GemmPlan) -> bool:
+    """As `KernelSpec` has it: every plan promotes block after block of K."""
+    return True
 
 
 def bind(plan: GemmPlan, laid: Any) -> tuple[Any, ...]:
@@ -163,7 +170,9 @@ def bind(plan: GemmPlan, laid: Any) -> tuple[Any, ...]:
         TensorMap.of(laid.sfb, (4, column_scales(plan.block_n))),
         TensorMap.of(laid.d, d_box, swizzle=d_swizzle, dtype=problem.d_dtype.name),
         u64(address(laid.d)),
+        u64(address(laid.addend)),
         u64(laid.d.strides[0]),
+        u64(laid.addend.strides[0]),
         u32(problem.m),
         u32(problem.n),
         u32(problem.k),

@@ -24,14 +24,22 @@ from .._numba import device_function
 from ..integers import u32, u64
 from ..layouts.descriptors import SmemDescriptor, TensorMap, low_word
 from ..ptx import Fragment, barrier, fragment, mbarrier, memory, thread, tma, unrolled, wgmma
+from ..ptx.addend import add_columns_for, load_element_for
+from .epilogue import Output
 from .pipeline import FULL_ARRIVALS, Slot, empty_arrivals, next_slot
 from .sm90_fp8_gemm_1d2d_swap_ab_rules import smem, threads
 from .spec import Built, GemmPlan
 
+STORES = {
+    "bfloat16": (memory.store_global_bf16_if, 2),
+    "float16": (memory.store_global_f16_if, 2),
+    "float32": (memory.store_global_f32_if, 4),
+}
+"""Output dtype -> what stores an element, and its bytes."""
+
 
 def _store_for(plan: GemmPlan) -> Callable[..., Any]:
-    store_one = memory.store_global_bf16_if if plan.d_dtype == "bfloat16" else memory.store_global_f32_if
-    size = 2 if plan.d_dtype == "bfloat16" else 4
+    store_one, size = STORES[plan.d_dtype]
 
     @unrolled
     def store_columns(total: Fragment, address: u64, pitch: u64, token: u32, m: u32, row: u32, n: u32) -> None:
@@ -72,7 +80,7 @@ def store_partial(total: Fragment, address: u32, pitch: u32) -> None:
 
 
 def build(plan: GemmPlan) -> Built:
-    """The kernel `kernel(tmap_a, tmap_b, tmap_sfa, tmap_sfb, d_ptr, d_pitch, m, n, k)` of a plan."""
+    """The kernel `kernel(tmap_a, tmap_b, tmap_sfa, tmap_sfb, d_ptr, c_ptr, d_pitch, c_pitch, m, n, k)` of a plan."""
     BLOCK_M, BLOCK_N, NUM_STAGES, SPLIT = plan.block_m, plan.block_n, plan.num_stages, plan.cluster
     BLOCKS = plan.block_k // 128
     CONSUMERS = 2 * BLOCK_N
@@ -81,18 +89,22 @@ def build(plan: GemmPlan) -> Built:
     B, A, SFA, SFB, PARTIAL, FULL, EMPTY = (MAPPED[name].offset for name in ("b", "a", "sfa", "sfb", "partial", "full", "empty"))
     B_BYTES, A_BYTES, SFA_BYTES, SFB_BYTES = (MAPPED[name].nbytes for name in ("b", "a", "sfa", "sfb"))
     B_BLOCK, A_BLOCK, SFA_BLOCK = BLOCK_N * 128, BLOCK_M * 128, BLOCK_M * 4
-    STAGE_BYTES = B_BYTES + A_BYTES + SFA_BLOCK * BLOCKS + 16
+    SFA_PAIR, SFA_PITCH = 8, 4  # bytes between lanes' pairs of tokens, and between tokens
+    if plan.row_scales:
+        SFA_BLOCK, SFA_PAIR, SFA_PITCH = 4, 32, 16
+    STAGE_BYTES = B_BYTES + A_BYTES + BLOCK_M * 4 * (4 if plan.row_scales else BLOCKS) + 16
     EMPTY_ARRIVALS = empty_arrivals(CONSUMER_WARPS, 1)
     ACC = BLOCK_M // 2
     SLICE = -(-ACC // SPLIT)
-    ELEMENT = 2 if plan.d_dtype == "bfloat16" else 4
+    ELEMENT, WITH_C, ROW_SCALES = STORES[plan.d_dtype][1], plan.with_c, plan.row_scales
 
     operand = SmemDescriptor(swizzle=128)
     mma = wgmma.mma_for(plan.b_dtype, plan.a_dtype, a=operand, b=operand)
-    load_token_scales = fragment.load_token_scales_for(BLOCK_M)
+    load_token_scales = fragment.load_token_scales_for(BLOCK_M, SFA_PITCH)
     promote = fragment.promote_columns
     store_columns = _store_for(plan)
-    store_one = memory.store_global_bf16_if if plan.d_dtype == "bfloat16" else memory.store_global_f32_if
+    store_one = STORES[plan.d_dtype][0]
+    add_columns, load_addend = add_columns_for(plan.d_dtype), load_element_for(plan.d_dtype)
 
     @device_function
     def work(m, n, k):  # type: ignore[no-untyped-def]
@@ -123,7 +135,11 @@ def build(plan: GemmPlan) -> Built:
                 else:
                     tma.load_3d(smem + B + slot.stage * B_BYTES, tmap_b, full, u32(0), n_idx, stage * BLOCKS)
                     tma.load_3d(smem + A + slot.stage * A_BYTES, tmap_a, full, u32(0), m_idx, stage * BLOCKS)
-                tma.load_2d(smem + SFA + slot.stage * SFA_BYTES, tmap_sfa, full, m_idx, stage * BLOCKS)
+                if ROW_SCALES:
+                    # NOTE: a box begins at a multiple of 16 bytes, so four blocks' scales of each token come, as of B's.
+                    tma.load_2d(smem + SFA + slot.stage * SFA_BYTES, tmap_sfa, full, stage * BLOCKS // 4 * 4, m_idx)
+                else:
+                    tma.load_2d(smem + SFA + slot.stage * SFA_BYTES, tmap_sfa, full, m_idx, stage * BLOCKS)
                 tma.load_2d(smem + SFB + slot.stage * SFB_BYTES, tmap_sfb, full, stage * BLOCKS // 4 * 4, n_idx // 128)
                 slot = next_slot(slot, NUM_STAGES)
                 stage += 1
@@ -150,8 +166,11 @@ def build(plan: GemmPlan) -> Built:
             acc2 = issue(acc2, desc_b + 2 * B_BLOCK // 16, desc_a + 2 * A_BLOCK // 16)
             acc3 = issue(acc3, desc_b + 3 * B_BLOCK // 16, desc_a + 3 * A_BLOCK // 16)
         wgmma.commit()
-        sfa = smem + SFA + slot.stage * SFA_BYTES + lane_idx % 4 * 8
-        sfb = smem + SFB + slot.stage * SFB_BYTES + stage * BLOCKS % 4 * 4
+        quarter = stage * BLOCKS % 4 * 4
+        sfa = smem + SFA + slot.stage * SFA_BYTES + lane_idx % 4 * SFA_PAIR
+        if ROW_SCALES:
+            sfa = sfa + quarter
+        sfb = smem + SFB + slot.stage * SFB_BYTES + quarter
         tokens0, row0 = load_token_scales(sfa), memory.load_shared_f32(sfb)
         tokens1, row1, tokens2, row2, tokens3, row3 = tokens0, row0, tokens0, row0, tokens0, row0
         if BLOCKS >= 2:
@@ -180,7 +199,7 @@ def build(plan: GemmPlan) -> Built:
         return tile % m_blocks * BLOCK_M + lane_idx % 4 * 2, tile // m_blocks * BLOCK_N + warp_idx * 16 + lane_idx // 4
 
     @device_function
-    def consumer(d_ptr, d_pitch, smem, m, n, k):  # type: ignore[no-untyped-def]
+    def consumer(out, smem, m, n, k):  # type: ignore[no-untyped-def]
         warp_idx = thread.uniform(u32(cuda.threadIdx.x) // 32)
         lane_idx = thread.lane_idx()
         m_blocks, n_blocks, first, last = work(m, n, k)
@@ -200,11 +219,13 @@ def build(plan: GemmPlan) -> Built:
                 store_partial(total, smem + PARTIAL + u32(cuda.threadIdx.x) * 4, CONSUMERS * 4)
             else:
                 token, row = place(tile, m_blocks, warp_idx, lane_idx)
-                store_columns(total, d_ptr + u64(token) * d_pitch + u64(row) * ELEMENT, d_pitch, token, m, row, n)
+                if WITH_C:
+                    total = add_columns(total, out.c_ptr + u64(token) * out.c_pitch + u64(row) * ELEMENT, out.c_pitch, token, m, row, n)
+                store_columns(total, out.d_ptr + u64(token) * out.d_pitch + u64(row) * ELEMENT, out.d_pitch, token, m, row, n)
             tile += u32(cuda.gridDim.x) // SPLIT
 
     @device_function
-    def add_up(d_ptr, d_pitch, smem, m, n):  # type: ignore[no-untyped-def]
+    def add_up(out, smem, m, n):  # type: ignore[no-untyped-def]
         """Add the partial sums of all CTAs of the cluster, in rank order: a slice of the registers for each CTA."""
         tid = u32(cuda.threadIdx.x)
         tile = u32(cuda.blockIdx.x) // SPLIT
@@ -218,11 +239,14 @@ def build(plan: GemmPlan) -> Built:
                 total = total + memory.load_cluster_f32(thread.mapa(partial, u32(rank)))
             to = token + i // 4 * 8 + i % 2
             at = row + i % 4 // 2 * 8
-            store_one(to < m and at < n, d_ptr + u64(to) * d_pitch + u64(at) * ELEMENT, total)
+            if WITH_C:
+                total = total + load_addend(to < m and at < n, out.c_ptr + u64(to) * out.c_pitch + u64(at) * ELEMENT)[0]
+            store_one(to < m and at < n, out.d_ptr + u64(to) * out.d_pitch + u64(at) * ELEMENT, total)
             i += 1
 
-    def kernel(tmap_a, tmap_b, tmap_sfa, tmap_sfb, d_ptr, d_pitch, m, n, k):  # type: ignore[no-untyped-def]
+    def kernel(tmap_a, tmap_b, tmap_sfa, tmap_sfb, d_ptr, c_ptr, d_pitch, c_pitch, m, n, k):  # type: ignore[no-untyped-def]
         smem = (memory.shared_address(cuda.shared.array(0, np.uint8)) + 1023) // 1024 * 1024
+        out = Output(d_ptr, c_ptr, d_pitch, c_pitch)
         warp_idx = thread.uniform(u32(cuda.threadIdx.x) // 32)
         if warp_idx == CONSUMER_WARPS:
             if thread.lane_idx() == 0:
@@ -239,15 +263,15 @@ def build(plan: GemmPlan) -> Built:
         else:
             barrier.sync(1, THREADS)
             thread.griddepcontrol_wait()
-            consumer(d_ptr, d_pitch, smem, m, n, k)
+            consumer(out, smem, m, n, k)
         if SPLIT > 1:
             barrier.cluster_arrive()
             barrier.cluster_wait()
             if warp_idx < CONSUMER_WARPS:
-                add_up(d_ptr, d_pitch, smem, m, n)
+                add_up(out, smem, m, n)
             # NOTE: a CTA may not exit while a peer reads its partial sums (PTX ISA 9.0, shared::cluster lifetime).
             barrier.cluster_arrive()
             barrier.cluster_wait()
 
-    argtypes = (TensorMap,) * 4 + (u64, u64, u32, u32, u32)
+    argtypes = (TensorMap,) * 4 + (u64,) * 4 + (u32,) * 3
     return Built(kernel, argtypes, THREADS, MAPPED, SPLIT)

@@ -20,6 +20,7 @@ NAME = "sm90_fp8_gemm_1d2d_swap_ab"
 BLOCK_MS = (8, 16, 24, 32, 48, 64)
 BLOCK_NS, BLOCK_KS, SPLITS = (64, 128), (128, 256, 512), (1, 2, 4, 8)
 MIN_STAGES, MAX_STAGES = 2, 16
+ROW_SCALES = True
 MOST_TOKENS = 128
 
 
@@ -57,7 +58,10 @@ def candidates(problem: GemmProblem, device: Device) -> list[GemmPlan]:
     dtypes = problem.a_dtype.name, problem.b_dtype.name, problem.d_dtype.name
     plans = []
     for block_n, block_k, split in product(BLOCK_NS, BLOCK_KS, SPLITS):
-        plan = GemmPlan(NAME, block_m, block_n, 0, *dtypes, block_k=block_k, cluster=split, epilogue="registers")
+        plan = GemmPlan(
+            NAME, block_m, block_n, 0, *dtypes, block_k=block_k, cluster=split, epilogue="registers",
+            with_c=problem.with_c, row_scales=problem.row_scales,
+        )  # fmt: skip
         # NOTE: clusters that have to wait for others are ruinous (M = 1, 7168x2048: 13 us in the place of 6; H200, 2026-11-29, bench/NOTES.md).
         if refusal(plan, problem) is None and (split == 1 or count_tiles(plan, problem) <= device.clusters_at_once(split)):
             stages = min(MAX_STAGES, most_stages(smem, plan, device))
@@ -77,7 +81,8 @@ def smem(plan: GemmPlan) -> SmemMap:
     return SmemMap.of(
         ("b", plan.block_n * plan.block_k, plan.num_stages, 1024),
         ("a", plan.block_m * plan.block_k, plan.num_stages, 1024),
-        ("sfa", -(-plan.block_m * 4 * blocks // 128) * 128, plan.num_stages, 128),
+        # row-major: four blocks' scales of each token, however many blocks a stage has
+        ("sfa", -(-plan.block_m * 4 * (4 if plan.row_scales else blocks) // 128) * 128, plan.num_stages, 128),
         ("sfb", 128, plan.num_stages, 128),
         ("partial", plan.block_m * plan.block_n * 4 if plan.cluster > 1 else 0, 1, 16),
         ("full", 8, plan.num_stages, 8),
@@ -93,8 +98,13 @@ def threads(plan: GemmPlan) -> int:
 MAPPED_ARRAYS = ("a", "b", "sfa", "sfb")
 """Whose tensor maps `bind` gives, in order."""
 
-POINTERS = ("d",)
+POINTERS = ("d", "addend")
 """Whose addresses are the first of the other arguments."""
+
+
+def is_batch_invariant(plan: GemmPlan) -> bool:
+    """As `KernelSpec` has it: a split adds up partial sums, whose number goes by M."""
+    return plan.cluster == 1
 
 
 def bind(plan: GemmPlan, laid: Any) -> tuple[Any, ...]:
@@ -103,10 +113,12 @@ def bind(plan: GemmPlan, laid: Any) -> tuple[Any, ...]:
     return (
         _blocked(laid.a, plan.block_m, plan.block_k // 128),
         _blocked(laid.b, plan.block_n, plan.block_k // 128),
-        TensorMap.of(laid.sfa.T, (plan.block_m, plan.block_k // 128)),
+        TensorMap.of(laid.sfa, (4, plan.block_m)) if plan.row_scales else TensorMap.of(laid.sfa.T, (plan.block_m, plan.block_k // 128)),
         TensorMap.of(laid.sfb, (4, 1)),
         u64(address(laid.d)),
+        u64(address(laid.addend)),
         u64(laid.d.strides[0]),
+        u64(laid.addend.strides[0]),
         u32(problem.m),
         u32(problem.n),
         u32(problem.k),

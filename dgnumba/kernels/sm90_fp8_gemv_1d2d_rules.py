@@ -28,6 +28,8 @@ IN_FLIGHT = 32
 def supports(problem: GemmProblem, device: Device) -> str | None:
     """None when this kernel takes the problem on the device, else the reason why not."""
     reason = _supports(problem, device)
+    if reason is None and (problem.with_c or problem.d_dtype.name == "float16"):
+        return "writes bfloat16 or float32, and adds nothing"
     if reason is None and problem.m > MOST_TOKENS:
         return f"is for M up to {MOST_TOKENS}, got {problem.m}"
     if reason is None and problem.k % 128:
@@ -37,11 +39,20 @@ def supports(problem: GemmProblem, device: Device) -> str | None:
     return reason
 
 
+ROW_SCALES = False
+
+
+def is_batch_invariant(plan: GemmPlan) -> bool:
+    """As `KernelSpec` has it: warps sum every so many-th block of K, of products of float16."""
+    return False
+
+
 RULES: tuple[Rule, ...] = (
     (f"BLOCK_M of {BLOCK_MS}", lambda plan, _: plan.block_m in BLOCK_MS),
     (f"BLOCK_N of {BLOCK_NS}", lambda plan, _: plan.block_n in BLOCK_NS),
     (f"{WARPS} warps", lambda plan, _: plan.warps in WARPS),
     (f"{DEPTHS} stages", lambda plan, _: plan.num_stages in DEPTHS),
+    ("A's scales MN-major", lambda plan, _: not plan.row_scales),
     ("no cluster, and the registers epilogue", lambda plan, _: plan.cluster == 1 and plan.epilogue == "registers"),
     (
         "at most 16 warps, and registers for the blocks on their way",

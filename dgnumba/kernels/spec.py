@@ -26,6 +26,8 @@ class GemmPlan:
     band                       tiles of a band along the primary axis (`layouts.tiles`)
     warps                      warps that share a tile's K, each taking every so many-th block; 0: the kernel's roles say who does what
     widen                      operands become float16 in the registers, where the tensor core lacks their type
+    with_c                     an addend is read and added before the one rounding
+    row_scales                 A's scales are read as they lie in row-major memory, K contiguous, rows of whole 16 bytes; else MN-major
     """
 
     kernel: str
@@ -44,17 +46,21 @@ class GemmPlan:
     band: int = 16
     warps: int = 0
     widen: bool = False
+    with_c: bool = False
+    row_scales: bool = False
 
     @property
     def name(self) -> str:
-        """A short name that says every choice: `256x128x128 s4 c2A warp rotate overlap`."""
+        """A short name that says every choice that the problem leaves open: `256x128x128 s4 c2A warp rotate overlap`."""
         shared = f" c{self.cluster}{self.multicast or 'K'}" if self.cluster > 1 else ""
         loop = " rotate" * self.rotate + " overlap" * self.overlap + " widen" * self.widen + (f" w{self.warps}" if self.warps else "")
         return f"{self.block_m}x{self.block_n}x{self.block_k} s{self.num_stages}{shared} {self.epilogue}{loop}"
 
 
 _NAME = re.compile(r"(\d+)x(\d+)x(\d+) s(\d+)(?: c(\d+)([ABK]))? (\w+)((?: \w+)*)")
-_SWITCHES = {field.name for field in fields(GemmPlan) if field.default is False}
+FROM_PROBLEM = ("with_c", "row_scales")
+"""Of a plan's fields those that, beside the types, no name says: the problem decides them."""
+_SWITCHES = {field.name for field in fields(GemmPlan) if field.default is False}.difference(FROM_PROBLEM)
 
 
 def choices_named(name: str) -> dict[str, Any]:
@@ -125,12 +131,14 @@ class KernelSpec(Protocol):
 
     MAPPED_ARRAYS  whose tensor maps `bind` gives, in order
     POINTERS       whose addresses are the first of the other arguments
+    ROW_SCALES     whether a plan of it may read A's scales as they lie in row-major memory
     """
 
     NAME: str
     MAPPED_ARRAYS: tuple[str, ...]
     POINTERS: tuple[str, ...]
     BLOCK_KS: tuple[int, ...]
+    ROW_SCALES: bool
 
     def supports(self, problem: GemmProblem, device: Device) -> str | None:
         """None when the kernel takes the problem on the device, else the reason why not."""
@@ -149,6 +157,9 @@ class KernelSpec(Protocol):
 
     def refusal(self, plan: GemmPlan, problem: GemmProblem) -> str | None:
         """Why a plan cannot be built, or cannot take the problem, or None."""
+
+    def is_batch_invariant(self, plan: GemmPlan) -> bool:
+        """Whether an element of D is summed block after block of K, each as the tensor core sums it: then its bits depend on its row of A alone."""
 
     def bind(self, plan: GemmPlan, laid: Any) -> tuple[Any, ...]:
         """The kernel's arguments, in order, for operands laid out by `layouts.operands`."""

@@ -166,7 +166,7 @@ def watch_gemm(
     device = Device.numbered(operands.device or 0)
     choice = api._choose(operands, plan, device)
     seen = Watched.of(choice.plan, watched)
-    records, took = _launch(seen, choice, api._lay_out(operands), device, room)
+    records, took = _launch(seen, choice, api._lay_out(operands, choice.plan), device, room)
     return seen.timeline(records, blocks, "cycles", f"clocks of {device.name}; the watched kernel took {took:.1f} us")
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..problem import GemmProblem, Operands
 from ..xp import address, device_of, namespace
 from .scales import TMA_ALIGNMENT, get_mn_major_tma_aligned_tensor
@@ -21,10 +23,10 @@ class LaidOut:
     """Arrays that a kernel can be bound to.
 
     a, b    uint8 [M, K], [N, K], K contiguous
-    sfa     float32 [M, K/128], M contiguous (MN-major)
+    sfa     float32 [M, K/128], M contiguous (MN-major), or K (row-major) if `problem.row_scales`
     sfb     float32 [N/128, K/128], K contiguous
     d       [M, N or a little more], N contiguous; `target` is the caller's, to which the first N columns are copied when it is another
-    c       None, or what is added to the product before the one rounding to `target`
+    c       None, or what is added to the product before the one rounding: [M, N or a little more], N contiguous; it may be `d`
     copies  what had to be copied, in words
     """
 
@@ -38,6 +40,11 @@ class LaidOut:
     c: Any
     copies: tuple[str, ...]
 
+    @property
+    def addend(self) -> Any:
+        """C, or D where the kernel adds none: it is given an address all the same."""
+        return self.c if self.problem.with_c else self.d
+
 
 def lay_out(operands: Operands) -> LaidOut:
     """Lay out the operands of one call; on their device, in the current stream."""
@@ -45,15 +52,31 @@ def lay_out(operands: Operands) -> LaidOut:
     a = _rows("a", operands.a, copies)
     b = _rows("b", operands.b, copies)
     sfb = _rows("sfb", operands.sfb, copies)
-    sfa = get_mn_major_tma_aligned_tensor(operands.sfa)
-    if address(sfa) != address(operands.sfa):
-        copies.append(f"sfa: row-major {list(operands.sfa.shape)} turned to MN-major, rows of 16-byte multiples")
-    d = operands.d
-    if not complies(d) or d.shape[1] * d.itemsize % TMA_ALIGNMENT:
-        per_piece = TMA_ALIGNMENT // d.itemsize
-        d = _padded((d.shape[0], -(-d.shape[1] // per_piece) * per_piece), d.dtype, d)
+    sfa = operands.sfa
+    if not operands.problem.row_scales:
+        sfa = get_mn_major_tma_aligned_tensor(sfa)
+        if address(sfa) != address(operands.sfa):
+            copies.append(f"sfa: row-major {list(sfa.shape)} turned to MN-major, rows of 16-byte multiples")
+    d, c = operands.d, operands.c
+    if not _has_whole_pieces(d):
+        d = _whole_pieces(d)
         copies.append(f"d: byte strides {list(operands.d.strides)}; computed in a padded buffer of {list(d.strides)}, then copied")
-    return LaidOut(operands.problem, a, sfa, b, sfb, d, operands.d, operands.c, tuple(copies))
+    if c is not None and not _has_whole_pieces(c):
+        c = _whole_pieces(c)
+        with device_of(c):
+            c[:, : operands.c.shape[1]] = operands.c
+        copies.append(f"c: byte strides {list(operands.c.strides)}; copied to a padded buffer of {list(c.strides)}")
+    return LaidOut(operands.problem, a, sfa, b, sfb, d, operands.d, c, tuple(copies))
+
+
+def _has_whole_pieces(x: Any) -> bool:
+    """Whether every row begins at a multiple of 16 bytes and has whole ones: what stores write, and what reads C."""
+    return complies(x) and x.shape[1] * x.itemsize % TMA_ALIGNMENT == 0
+
+
+def _whole_pieces(x: Any) -> Any:
+    per_piece = TMA_ALIGNMENT // x.itemsize
+    return _padded((x.shape[0], -(-x.shape[1] // per_piece) * per_piece), x.dtype, x)
 
 
 def complies(x: Any) -> bool:
@@ -61,6 +84,11 @@ def complies(x: Any) -> bool:
     pitch, step = x.strides
     is_tight = step == x.itemsize or x.shape[1] == 1
     return is_tight and pitch % TMA_ALIGNMENT == 0 and pitch >= x.shape[1] * x.itemsize and address(x) % TMA_ALIGNMENT == 0
+
+
+def has_readable_rows(sfa: Any) -> bool:
+    """Whether TMA can read A's scales row by row as they lie: float32, K contiguous, rows of whole 16 bytes."""
+    return bool(sfa.dtype == np.float32) and sfa.shape[1] > 1 and complies(sfa)
 
 
 def _rows(name: str, x: Any, copies: list[str]) -> Any:

@@ -35,7 +35,7 @@ def f32x2_to_f16x2(low: f32, high: f32) -> u32:
     Returns:   u32
     Emulates:  exactly; a NaN becomes the canonical one
     """
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", under="ignore"):
         pair = np.array([low, high], np.float32).astype(np.float16)
     return u32(pair.view(np.uint32)[0])
 

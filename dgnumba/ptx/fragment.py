@@ -158,15 +158,20 @@ def segment_scales_for(block_n: int) -> Callable[..., Any]:
     return products
 
 
-def load_token_scales_for(tokens: int) -> Callable[..., Any]:
-    """The operation `load(address)`: the scales of this lane's columns of an accumulator whose columns are tokens, two for each group of eight."""
+def load_token_scales_for(tokens: int, pitch: int = 4) -> Callable[..., Any]:
+    """The operation `load(address)`: the scales of this lane's columns of an accumulator whose columns are tokens, two for each group of eight.
+
+    `pitch` bytes lie from a token's scale to the next one's.
+    """
 
     def values(address: Any) -> tuple[Any, ...]:
+        if pitch != 4:
+            return tuple(memory.load_shared_f32(address + pitch * (8 * group + i)) for group in range(tokens // 8) for i in range(2))
         return tuple(value for group in range(tokens // 8) for value in memory.load_shared_v2_f32(address + 32 * group))
 
     @unrolled(emulate=lambda address: Held(np.array(values(address), np.float32)))
     def load(address: u32) -> Fragment(tokens // 4):
-        """ld.shared.v2.f32 - two float32 of every eight.
+        """ld.shared.v2.f32 - two float32 of every eight; ld.shared.f32 where they are no neighbours.
 
         PTX:       ISA 9.0, "ld"
         Scope:     thread

@@ -276,11 +276,25 @@ def store_global_f16_if(condition: bool, address: u64, value: f32) -> None:
     Emulates:  exactly; a NaN becomes the canonical one
     """
     if condition:
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", under="ignore"):
             cta().gmem.store(address, np.float32(value).astype(np.float16).tobytes())
 
 
 _IF = "{{ .reg .pred p; setp.ne.b32 p, {condition}, 0; "
+
+
+@op(_IF + "mov.b32 {out[0]}, 0; mov.b32 {out[1]}, 0; @p ld.global.v2.f32 {out}, [{address}]; }}")
+def load_global_v2_f32_if(condition: bool, address: u64) -> Fragment(2):
+    """ld.global.v2.f32 - load two float32 where `condition` holds, without a branch; else two zeros.
+
+    PTX:       ISA 9.0, "ld"
+    Scope:     thread
+    Args:      condition  bool
+               address    u64  global address, 8-byte aligned
+    Returns:   two float32
+    Emulates:  exactly
+    """
+    return np.frombuffer(cta().gmem.load(address, 8), np.float32) if condition else np.zeros(2, np.float32)
 
 
 @op(_IF + "mov.b32 {out[0]}, 0; mov.b32 {out[1]}, 0; mov.b32 {out[2]}, 0; mov.b32 {out[3]}, 0; @p ld.global.v4.b32 {out}, [{address}]; }}")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..arithmetic import fma
-from ..dtypes import DTYPES
+from ..dtypes import DTYPES, DType
 from ..xp import view_bytes
 
 E4M3, BF16 = DTYPES["float8_e4m3fn"], DTYPES["bfloat16"]
@@ -18,10 +18,10 @@ PROMOTE = 128
 # A tile of the output, and how many elements of an operand's rows are kept decoded beside it.
 _TILE_M, _TILE_N, _DECODED = 512, 512, 1 << 22
 
-_VALUES = E4M3.decode(np.arange(256)).astype(np.float64)
+_VALUES = {row: row.decode(np.arange(256)).astype(np.float64) for row in (E4M3, DTYPES["float8_e5m2"])}
 
 
-def fp8_gemm_nt_host(a: Any, sfa: Any, b: Any, sfb: Any, d: Any, c: Any = None) -> None:
+def fp8_gemm_nt_host(a: Any, sfa: Any, b: Any, sfb: Any, d: Any, c: Any = None, *, a_dtype: DType = E4M3, b_dtype: DType = E4M3) -> None:
     """Write ``c + a @ b.T``, dequantized, into `d`; checked arguments are taken as they are.
 
     For each block of 128 of K, in order, and with the float32 operations that the kernel does:
@@ -36,10 +36,11 @@ def fp8_gemm_nt_host(a: Any, sfa: Any, b: Any, sfb: Any, d: Any, c: Any = None) 
     no BLAS, thread count or batch size, and equals the kernel's wherever the kernel drops nothing.
 
     Args:
-        a: e4m3 ``[M,K]``, or its bytes as uint8. b: the same, ``[N,K]``.
+        a: FP8 ``[M,K]``, or its bytes as uint8. b: the same, ``[N,K]``.
         sfa: float32 ``[M, ceil(K/128)]``. sfb: float32 ``[ceil(N/128), ceil(K/128)]``.
-        d: bfloat16 (or its bits as uint16) or float32 ``[M,N]``, any strides.
+        d: bfloat16 (or its bits as uint16), float16 or float32 ``[M,N]``, any strides.
         c: None, or an array of `d`'s shape and type; it may be `d`.
+        a_dtype, b_dtype: what the bytes of `a` and `b` are: e4m3 or e5m2.
     """
     a, b = view_bytes(a), view_bytes(b)
     d, c = _float_view(d), None if c is None else _float_view(c)
@@ -48,12 +49,12 @@ def fp8_gemm_nt_host(a: Any, sfa: Any, b: Any, sfb: Any, d: Any, c: Any = None) 
     step_n = max(PROMOTE, min(_TILE_N, _DECODED // max(k, 1) // PROMOTE * PROMOTE))
     for m0 in range(0, m, step_m):
         rows = slice(m0, min(m0 + step_m, m))
-        a_values = _VALUES[a[rows]]
+        a_values = _VALUES[a_dtype][a[rows]]
         for n0 in range(0, n, step_n):
             columns = slice(n0, min(n0 + step_n, n))
             sf_rows = slice(n0 // PROMOTE, -(-columns.stop // PROMOTE))
-            total = _tile(a_values, sfa[rows], _VALUES[b[columns]], sfb[sf_rows])
-            with np.errstate(over="ignore", invalid="ignore"):
+            total = _tile(a_values, sfa[rows], _VALUES[b_dtype][b[columns]], sfb[sf_rows])
+            with np.errstate(over="ignore", under="ignore", invalid="ignore"):
                 if c is not None:
                     total += c[rows, columns].astype(np.float32)
                 d[rows, columns] = total.astype(d.dtype)

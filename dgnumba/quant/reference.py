@@ -3,8 +3,8 @@ must equal it.
 
     D[m,n] = sum over k of (A[m,k] * SFA[m, k // 128]) * (B[n,k] * SFB[n // 128, k // 128])
 
-Everything here is for checking, written for the eye and not for speed. Codes are e4m3, as ml_dtypes
-arrays or as uint8 bytes.
+Everything here is for checking, written for the eye and not for speed. Codes are e4m3 or e5m2, as ml_dtypes
+arrays; uint8 is the bytes of e4m3.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..errors import DTypeError, ProblemError
 from ..xp import view_bytes
 from .qtensor import QTensor, expand
 
-E4M3, F32 = DTYPES["float8_e4m3fn"], DTYPES["float32"]
+E4M3, E5M2, F32 = DTYPES["float8_e4m3fn"], DTYPES["float8_e5m2"], DTYPES["float32"]
 BLOCK = 128
 A, B = (1, BLOCK), (BLOCK, BLOCK)
 """Rows and columns that share a scale, of the left and of the right operand."""
@@ -115,7 +115,7 @@ def error_bound(
     infinite; where the oracle is NaN it is NaN.
 
     Args:
-        operands: as in `gemm_reference`, of e4m3 with scales of their blocks alone; behind them the
+        operands: as in `gemm_reference`, of e4m3 or e5m2 with scales of their blocks alone; behind them the
             `out_dtype`, if it is not named.
         out_dtype: element type of the result.
         tau: share of S that the sum over one block of K may lose; `TAU_FLOAT32` for the host path.
@@ -137,7 +137,7 @@ def error_bound(
     blocks = -(-k // BLOCK)
     error = (tau + (blocks + 3) * F32.unit_roundoff) * size
     # Half a subnormal step a promotion, and for each product of two scales, times what it scales.
-    tiny = F32.min_subnormal / 2 * (blocks + 1 + k * E4M3.max**2) + out.min_subnormal / 2
+    tiny = F32.min_subnormal / 2 * (blocks + 1 + k * _row(a).max * _row(b).max) + out.min_subnormal / 2
     unit = 0.0 if out is F32 else out.unit_roundoff
     bound = error + unit * (np.abs(oracle) + error) + tiny
     largest = np.multiply.outer(_per_row(sfa, gran_a, a), _per_row(sfb, gran_b, b))
@@ -212,13 +212,13 @@ def _two(operands: tuple[Any, ...]) -> tuple[Any, Any]:
 
 
 def _fp8(q: Any, name: str, granularity: tuple[int, int]) -> tuple[Any, Any, tuple[int, int]]:
-    """Codes, float32 scales, and how many elements share one, of an operand of e4m3."""
+    """Codes, float32 scales, and how many elements share one, of an operand of FP8."""
     if not isinstance(q, QTensor):
         return q[0], q[1], granularity
     beside = [n for n in ("zero_point", "global_scale", "g_idx") if getattr(q, n) is not None]
-    if q.dtype is not E4M3 or beside:
-        raise DTypeError(f"{name}: expected {E4M3} and scales alone, of which the bound is known, got {q}")
-    return q.codes, q.scales, q.granularity
+    if q.dtype not in (E4M3, E5M2) or beside:
+        raise DTypeError(f"{name}: expected {E4M3} or {E5M2} and scales alone, of which the bound is known, got {q}")
+    return q.codes.view(q.dtype.numpy), q.scales, q.granularity
 
 
 def _scaled(pair: Any, granularity: tuple[int, int]) -> Any:
@@ -226,8 +226,13 @@ def _scaled(pair: Any, granularity: tuple[int, int]) -> Any:
     return values * expand(np.asarray(pair[1], np.float64), granularity, values.shape)
 
 
+def _row(codes: Any) -> DType:
+    """What codes are: e5m2 where the array says so, else e4m3."""
+    return E5M2 if codes.dtype == E5M2.numpy else E4M3
+
+
 def _values(codes: Any) -> Any:
-    return E4M3.decode(view_bytes(codes)).astype(np.float64)
+    return _row(codes).decode(view_bytes(codes)).astype(np.float64)
 
 
 def _product(a: Any, sfa: Any, b: Any, sfb: Any, gran_a: tuple[int, int], gran_b: tuple[int, int]) -> Any:

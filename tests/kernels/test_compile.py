@@ -29,6 +29,11 @@ SPREAD = [
     swapped(8, 128, split=4),
     swapped(32, 64, block_k=512),
     swapped(64, 128, d_dtype="float32"),
+    plan(256, 128, share="A", epilogue="warp", rotate=True, with_c=True),
+    plan(256, 128, share="B", epilogue="direct", with_c=True),  # most registers of an addend
+    plan(128, 192, d_dtype="float16", with_c=True),
+    swapped(64, 128, d_dtype="float16", with_c=True, row_scales=True),
+    swapped(32, 64, split=2, block_k=256, with_c=True, row_scales=True),
 ]
 SPREAD = [
     *map(with_all_stages, SPREAD),
@@ -40,7 +45,8 @@ SPREAD = [
 
 
 def name_of(chosen):
-    return f"{chosen.kernel}-{chosen.name}".replace("sm90_fp8_gemm_", "").replace(" ", "-")
+    more = f"-{chosen.d_dtype}" + "-c" * chosen.with_c + "-rows" * chosen.row_scales
+    return f"{chosen.kernel}-{chosen.name}{more}".replace("sm90_fp8_gemm_", "").replace(" ", "-")
 
 
 def check(chosen):
@@ -58,7 +64,7 @@ def test_the_spread_is_one():
     dense = [p for p in SPREAD if p.kernel == DENSE.NAME]
     assert {p.block_m for p in dense} == set(DENSE_BLOCK_MS)
     assert {(p.multicast, p.epilogue) for p in dense} >= {(s, e) for s in (None, "A", "B") for e in DENSE_EPILOGUES} - {("B", "tma")}
-    assert {p.d_dtype for p in SPREAD if p.kernel == SWAPPED.NAME} == {"bfloat16", "float32"}
+    assert {p.d_dtype for p in SPREAD if p.kernel == SWAPPED.NAME} == {"bfloat16", "float16", "float32"}
     assert all(p.num_stages >= 2 for p in SPREAD if p.kernel != SKINNY.NAME)
 
 

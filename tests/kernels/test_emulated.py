@@ -11,7 +11,9 @@ from cases import (
     DENSE_BLOCK_MS,
     DENSE_BLOCK_NS,
     DENSE_EPILOGUES,
+    addend,
     emulate,
+    expected_of,
     plan,
     refusal,
     skinny,
@@ -62,19 +64,35 @@ CASES = [
     (skinny(8, 4, 1), 8, 16, 1152, 132),  # one warp, four blocks on their way, nine of them
     (skinny(8, 2, 4, block_n=64, d_dtype="float32"), 1, 70, 256, 132),  # warps side by side, some without a block of K
     (skinny(32, 2, 2), 25, 17, 384, 132),
+    # float16, addends, and A's scales as they lie in rows
+    (plan(64, 48, d_dtype="float16"), 65, 50, 130, 1),
+    (plan(64, 64, d_dtype="float16", epilogue="warp", with_c=True), 70, 136, 130, 1),
+    (plan(16, 16, with_c=True), 37, 33, 260, 1),  # rows that wgmma adds to a small tile are the next tile's
+    (plan(256, 32, with_c=True, rotate=True, overlap=True), 257, 40, 260, 1),
+    (plan(256, 64, with_c=True, epilogue="warp", share="A"), 260, 136, 130, 2),
+    (plan(256, 48, with_c=True, epilogue="direct"), 200, 65, 130, 1),  # an odd last column
+    (swapped(8, 64, d_dtype="float16", with_c=True), 5, 65, 300, 1),
+    (swapped(8, 64, split=2, with_c=True), 7, 70, 900, 132),
+    (swapped(16, 64, d_dtype="float32", with_c=True), 17, 67, 130, 1),
+    (swapped(16, 64, split=2, d_dtype="float32", with_c=True, row_scales=True), 9, 66, 400, 132),
+    (swapped(8, 64, row_scales=True), 5, 65, 900, 1),  # eight blocks of K: four come, of which one is taken
+    (swapped(24, 64, block_k=256, row_scales=True), 20, 64, 768, 1),  # the last two of four come from beyond K
+    (swapped(8, 64, split=2, block_k=512, row_scales=True), 8, 64, 1152, 132),
 ]
 
 
 def name_of(case):
     chosen, m, n, k, num_sms = case
-    return f"{chosen.name.replace(' ', '-')}-{m}x{n}x{k}-on-{num_sms}"
+    more = f"-{chosen.d_dtype}" + "-c" * chosen.with_c + "-rows" * chosen.row_scales
+    return f"{chosen.name.replace(' ', '-')}{more}-{m}x{n}x{k}-on-{num_sms}"
 
 
 def check(case, policy, rng):
     chosen, m, n, k, num_sms = case
     assert refusal(chosen, m, n, k) is None
-    d, operands = emulate(chosen, m, n, k, policy=policy, num_sms=num_sms, seed=int(rng.integers(2**32)))
-    assert_bits_equal(d, exact_integer_reference(*operands.a, *operands.b, chosen.d_dtype), chosen.name)
+    seed = int(rng.integers(2**32))
+    d, operands = emulate(chosen, m, n, k, policy=policy, num_sms=num_sms, seed=seed)
+    assert_bits_equal(d, expected_of(operands, addend(operands, seed) if chosen.with_c else None), chosen.name)
 
 
 @pytest.mark.parametrize("case", CASES, ids=map(name_of, CASES))
@@ -87,7 +105,8 @@ def test_the_cases_are_a_spread():
     assert {p.block_m for p in plans} == set(DENSE_BLOCK_MS)
     assert {p.epilogue for p in plans} == set(DENSE_EPILOGUES)
     assert {(p.multicast, p.epilogue) for p in plans} >= {("A", "tma"), ("B", "tma"), ("B", "warp"), ("B", "direct")}
-    assert {p.d_dtype for p in plans} == {"bfloat16", "float32"}
+    assert {p.d_dtype for p in plans} == {"bfloat16", "float16", "float32"}
+    assert {(p.epilogue, p.with_c) for p in plans} == {(e, c) for e in DENSE_EPILOGUES for c in (False, True)}
 
 
 EVERY = [

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dgnumba.dtypes import DTYPES
 from dgnumba.errors import DTypeError, ProblemError
 from dgnumba.quant import error_bound, exact_integer_reference, gemm_reference, per_block_cast_to_fp8, per_token_cast_to_fp8, quantize
+from dgnumba.quant.formats import Format
 from dgnumba.quant.reference import TAU_FLOAT32, TAU_WGMMA
 from dgnumba.testing import assert_within, exact_problem, finite_codes, random_scales
 
@@ -179,5 +180,24 @@ def test_other_operands_are_refused(rng):
     with pytest.raises(ProblemError, match="b: expected a QTensor or a pair of codes and scales, got ndarray"):
         gemm_reference(a, np.ones((3, 2)))
     for other in ("mxfp4", "nvfp4", "uint4_g32"):
-        with pytest.raises(DTypeError, match="b: expected float8_e4m3fn and scales alone, of which the bound is known, got QTensor"):
+        with pytest.raises(
+            DTypeError, match="b: expected float8_e4m3fn or float8_e5m2 and scales alone, of which the bound is known, got QTensor"
+        ):
             error_bound(a, quantize(np.ones((2, 128), np.float32), other))
+
+
+def test_e5m2_has_its_values_and_its_bound(rng):
+    """As arrays that say so, and as QTensors; the host's product of all finite codes stays within."""
+    from dgnumba import fp8_gemm_nt
+
+    a, b = (
+        quantize(rng.standard_normal((5, 300)), Format("e5m2", "float8_e5m2", (1, 128))),
+        per_block_cast_to_fp8(rng.standard_normal((9, 300))),
+    )
+    pair = (a.data, a.scale)
+    assert gemm_reference(pair, b).tolist() == gemm_reference(a, b).tolist()
+    assert gemm_reference(*pair, *b).tolist() == gemm_reference(a, b).tolist()
+    bound = error_bound(a, b, "float32", tau=TAU_FLOAT32)
+    assert error_bound(pair, b, "float32", tau=TAU_FLOAT32).tolist() == bound.tolist()
+    share = assert_within(fp8_gemm_nt(pair, b, np.zeros((5, 9), np.float32)), gemm_reference(a, b), bound)
+    assert share > 0, "a bound that nothing uses proves nothing"

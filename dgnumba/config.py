@@ -1,0 +1,95 @@
+"""What holds for every call of this process until it is set anew: named as DeepGEMM names it.
+
+    set_num_sms           multiprocessors that kernels are planned for and launched on: others are left to other work
+    set_pdl               kernels may begin while the one before them in the stream still ends (programmatic dependent launch)
+    set_batch_invariant   only plans that give a row of D the same bits whatever the other rows and their number
+
+A call reads the settings once, when it begins. Threads share them.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from .device import Device
+from .errors import ProblemError
+
+
+class Settings(NamedTuple):
+    """What a call reads: as `set_num_sms` (None: all), `set_pdl` and `set_batch_invariant` left it."""
+
+    num_sms: int | None = None
+    pdl: bool = False
+    batch_invariant: bool = False
+
+    def limited(self, device: Device) -> Device:
+        """The device with no more multiprocessors than may be used."""
+        if self.num_sms is None or self.num_sms >= device.num_sms:
+            return device
+        return replace(device, num_sms=self.num_sms)
+
+
+_lock = threading.Lock()
+_settings = Settings()
+
+
+def current() -> Settings:
+    """The settings as they are now."""
+    return _settings
+
+
+def _change(**changes: Any) -> None:
+    global _settings
+    with _lock:
+        _settings = _settings._replace(**changes)
+
+
+def set_num_sms(num_sms: int | None) -> None:
+    """Use at most so many multiprocessors of a GPU, from the next call on; None: all. A GPU that has fewer gives all it has.
+
+    Raises `ProblemError` for less than 1.
+    """
+    if num_sms is not None and (isinstance(num_sms, bool) or not isinstance(num_sms, int) or num_sms < 1):
+        raise ProblemError(f"num_sms: expected an integer of 1 or more, or None for all, got {num_sms!r}")
+    _change(num_sms=num_sms)
+
+
+def get_num_sms() -> int:
+    """Multiprocessors that the current GPU's kernels use; without a GPU, of the one that is planned for offline."""
+    return _settings.limited(Device.current()).num_sms
+
+
+def set_pdl(enabled: bool) -> None:
+    """Launch GEMM kernels, from the next call on, so that they may begin while the kernel before them in the stream still ends.
+
+    They wait for its results before they touch memory. What was not launched so waits for them as ever.
+    """
+    _change(pdl=_switch("enabled", enabled))
+
+
+def get_pdl() -> bool:
+    """Whether `set_pdl` is on."""
+    return _settings.pdl
+
+
+def set_batch_invariant(enabled: bool) -> None:
+    """Plan, from the next call on, so that the bits of a row of D depend on its row of A and on B alone, and not on M.
+
+    A plan is chosen by M, so that another M may take another kernel or tile. All that sum K block after block of 128, whatever their tile,
+    give the same bits; those that split K over CTAs do not, and are left out: few rows then take longer where K is long. A plan that the
+    caller names is refused if it splits K. On the host every call is batch-invariant.
+    """
+    _change(batch_invariant=_switch("enabled", enabled))
+
+
+def get_batch_invariant() -> bool:
+    """Whether `set_batch_invariant` is on."""
+    return _settings.batch_invariant
+
+
+def _switch(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ProblemError(f"{name}: expected True or False, got {value!r}")
+    return value

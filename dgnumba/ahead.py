@@ -54,6 +54,7 @@ def warmup(
     a_dtype: DType | str = "float8_e4m3fn",
     b_dtype: DType | str = "float8_e4m3fn",
     d_dtype: DType | str = "bfloat16",
+    with_c: bool = False,
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Warmed:
@@ -64,7 +65,8 @@ def warmup(
     Args:
         shapes: ``(n, k)`` of a layer, for 1 to 16384 rows of A, or ``(m, n, k)`` of one product.
         device: the GPU to plan for: a `Device`, or the name of a known one ("h200"); None: the one that is here, and where none is an H200.
-        a_dtype, b_dtype, d_dtype: element types. A product with C has its kernel write float32.
+        a_dtype, b_dtype, d_dtype: element types.
+        with_c: for calls that add C.
         jobs: processes at one time; None: as many as this process may use CPUs.
         progress: called with the kernels that are there and those that are to be.
 
@@ -78,11 +80,14 @@ def warmup(
     for shape in shapes:
         extents = _extents(shape)
         m, n, k = extents if len(extents) == 3 else (layer_plans.TOKENS, *extents)
-        problem = GemmProblem(m, n, k, a_dtype, b_dtype, d_dtype)  # type: ignore[arg-type]
-        for plan in needed(problem, machine, any_m=len(extents) == 2):
-            kernels.setdefault(plan, []).append(extents)
-        # row-major scales are read by 16 bytes where rows of them are whole pieces
-        moves[LayoutPlan("turn", -(-k // 128) % 4 == 0, True)] = None
+        has_readable_rows = -(-k // 128) % 4 == 0  # row-major scales, as the casts give them: whole pieces of 16 bytes
+        for row_scales in (False, True) if has_readable_rows and policy.plans_per_layer() is None else (False,):
+            problem = GemmProblem(m, n, k, a_dtype, b_dtype, d_dtype, with_c=with_c, row_scales=row_scales)  # type: ignore[arg-type]
+            for plan in needed(planning.as_taken(problem, machine), machine, any_m=len(extents) == 2):
+                needed_by = kernels.setdefault(plan, [])
+                if extents not in needed_by:
+                    needed_by.append(extents)
+        moves[LayoutPlan("turn", has_readable_rows, True)] = None
     compiled = compile_all([*kernels, *moves], machine.arch, jobs, progress)
     return Warmed(machine, is_assumed, {plan: tuple(for_) for plan, for_ in kernels.items()}, tuple(moves), compiled)
 
@@ -92,10 +97,14 @@ def needed(problem: GemmProblem, device: Device, any_m: bool) -> list[GemmPlan]:
     if not any_m:
         return [policy.choose(problem, device).plan]
     table = policy.table() if device.index is not None else None
-    measured = [row for row in (table.rows() if table is not None else ()) if replace(row.problem, m=problem.m) == problem]
+    measured = [
+        planning.measured_for(row.plan, problem)
+        for row in (table.rows() if table is not None else ())
+        if row.gpu == device.name and replace(row.problem, m=problem.m, with_c=problem.with_c, row_scales=problem.row_scales) == problem
+    ]
     most = policy.plans_per_layer()
     found = layer_plans.chosen(problem, device) if most is None else dict(layer_plans.family(problem, device, most))
-    return list(dict.fromkeys([*found, *(row.plan for row in measured if row.gpu == device.name)]))
+    return list(dict.fromkeys([*found, *measured]))
 
 
 def _device(device: Device | str | None) -> tuple[Device, bool]:

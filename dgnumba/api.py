@@ -104,8 +104,7 @@ def _choose(
 ) -> Choice:  # fmt: skip
     settings = settings or config.current()
     problem, device = replace(operands.problem, row_scales=has_readable_rows(operands.sfa)), settings.limited(device)
-    if problem.with_c and not planning.is_taken(problem, device):
-        problem = replace(problem, d_dtype=F32, with_c=False)  # made in float32 and rounded once, with the addend
+    problem = planning.as_taken(problem, device)
     if isinstance(plan, str):
         return planning.named(plan, problem, device, settings.batch_invariant)
     if plan is None:

@@ -1,4 +1,4 @@
-"""What holds for every call of this process until it is set anew: named as DeepGEMM names it.
+"""What holds for every product of this process, FP8 or INT4, until it is set anew: named as DeepGEMM names it.
 
     set_num_sms           multiprocessors that kernels are planned for and launched on: others are left to other work
     set_pdl               kernels may begin while the one before them in the stream still ends (programmatic dependent launch)
@@ -64,7 +64,8 @@ def get_num_sms() -> int:
 def set_pdl(enabled: bool) -> None:
     """Launch GEMM kernels, from the next call on, so that they may begin while the kernel before them in the stream still ends.
 
-    They wait for its results before they touch memory. What was not launched so waits for them as ever.
+    They wait for its results before they touch memory; kernels that do not wait of themselves (those for every GPU from sm_80 on) are launched as
+    ever, and so is what comes from elsewhere.
     """
     _change(pdl=_switch("enabled", enabled))
 

@@ -22,7 +22,7 @@ bench/results/tune_h200.json with this very code. `sm90_fp8_gemv_1d2d` has a mod
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -243,10 +243,24 @@ def estimates(
         return []
     own = OWN_MODELS.get(plans[0].kernel)
     if own is not None:
-        return [own(plan, problem, device) for plan in plans]
+        return [_turned(own(plan, problem, device), turning(plan, problem)) for plan in plans]
     work = work_of(plans, problem.m, problem.n, problem.k, problem.d_dtype.itemsize, device, is_dirty)
     parts = price(work, constants or CONSTANTS.get(plans[0].kernel, Constants()))
-    return [Estimate(*row) for row in np.stack(np.broadcast_arrays(*parts), 1).tolist()]
+    rows = np.stack(np.broadcast_arrays(*parts), 1).tolist()
+    return [_turned(Estimate(*row), turning(plan, problem)) for row, plan in zip(rows, plans)]
+
+
+TURN = 2.5
+"""Microseconds that turning A's scales to MN-major takes: about a launch."""
+
+
+def turning(plan: GemmPlan, problem: GemmProblem) -> float:
+    """Microseconds that go before a plan that cannot read A's row-major scales as they lie."""
+    return TURN if problem.row_scales and not plan.row_scales else 0.0
+
+
+def _turned(price: Estimate, us: float) -> Estimate:
+    return replace(price, total=price.total + us, launch=price.launch + us) if us else price
 
 
 def is_priced_together(kernel: str) -> bool:

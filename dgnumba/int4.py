@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from . import launching
+from . import config, launching
 from .api import On, resources_of
 from .device import Device
 from .dtypes import DType
@@ -93,8 +93,11 @@ def _where(on: On | None, operands: Int4Operands) -> On:
     return on or ("host" if is_host else "cuda")
 
 
-def _choose(problem: Int4Problem, plan: Int4Plan | None, device: Device) -> Int4Choice:
-    return choose_int4(problem, device) if plan is None else validate_int4(plan, problem, device)
+def _choose(problem: Int4Problem, plan: Int4Plan | None, device: Device, settings: config.Settings) -> Int4Choice:
+    """The plan for what may be used of a device."""
+    if plan is None:
+        return choose_int4(problem, settings.limited(device), settings.batch_invariant)
+    return validate_int4(plan, problem, settings.limited(device), settings.batch_invariant)
 
 
 def _finish(laid: Int4LaidOut) -> None:
@@ -105,7 +108,7 @@ def _finish(laid: Int4LaidOut) -> None:
 
 def _run_on_gpu(operands: Int4Operands, plan: Int4Plan | None, owners: tuple[Any, ...], weights: Any, stream: Any) -> None:
     """Queue the product; `owners` are a, d, c and bias, and `weights` the weights, as the caller gave them."""
-    index = operands.device
+    index, settings = operands.device, config.current()
     assert index is not None
     arrays = [x.data if hasattr(x, "granularity") else x for x in owners if x is not None]
     handle = launching.stream_of(arrays, index, stream)
@@ -113,13 +116,13 @@ def _run_on_gpu(operands: Int4Operands, plan: Int4Plan | None, owners: tuple[Any
         if operands.problem.is_empty:
             return
         device = Device.numbered(index)
-        choice = _choose(operands.problem, plan, device)
+        choice = _choose(operands.problem, plan, device, settings)
         laid = lay_out(operands)
-        launch = prepared(choice, laid, device)
+        launch = prepared(choice, laid, settings.limited(device), settings.pdl)
         launch(laid, handle)
         _finish(laid)
         if plan is None and all(x is None for x in owners[2:]) and owners[1] is not None:
-            remember(owners[0], weights, owners[1], launch, laid)
+            remember(owners[0], weights, owners[1], launch, laid, settings)
     if owners[1] is None and stream is None:
         launching.joined(index, handle)
 
@@ -128,8 +131,9 @@ def _emulate(operands: Int4Operands, plan: Int4Plan | None, policy: str) -> None
     from . import emu
 
     # planned for few multiprocessors: that gives the largest tiles, hence the fewest threads to step
-    device = replace(Device.current(), num_sms=SMS)
-    choice = _choose(operands.problem, plan, device)
+    settings = config.current()
+    device = settings.limited(replace(Device.current(), num_sms=SMS))
+    choice = _choose(operands.problem, plan, device, settings)
     laid = lay_out(operands)
     made = built(choice)
     grid = choice.kernel.grid(choice.plan, laid.problem, device)
@@ -179,8 +183,9 @@ def explain_int4(a: Any, w: Any, d: Any = None, c: Any = None, *, bias: Any = No
     operands = check_int4_gemm_nt(a, w, d, c, bias, out_dtype, check)
     if operands.problem.is_empty:
         raise ProblemError(f"a, w: nothing to explain: m {operands.problem.m}, n {operands.problem.n}, no kernel runs")
-    device = Device.of(operands.a)
-    choice = _choose(operands.problem, plan, device)
+    settings = config.current()
+    device = settings.limited(Device.of(operands.a))
+    choice = _choose(operands.problem, plan, device, settings)
     made = built(choice)
     return Int4Explanation(operands, lay_out(operands).copies, device, choice, made, resources_of(choice, made, device))
 

@@ -10,6 +10,7 @@ from .errors import PlanError, UnsupportedError
 from .int4_problem import Int4Problem
 from .kernels import INT4_KERNELS
 from .kernels.int4_spec import Int4Kernel, Int4Plan
+from .plan import VARIES
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ def int4_kernel_named(name: str) -> Int4Kernel:
 
 
 @lru_cache(maxsize=4096)
-def choose_int4(problem: Int4Problem, device: Device) -> Int4Choice:
-    """The plan for a problem on a device: the cheapest of the first kernel that takes it.
+def choose_int4(problem: Int4Problem, device: Device, batch_invariant: bool = False) -> Int4Choice:
+    """The plan for a problem on a device: the cheapest of the first kernel that takes it; `batch_invariant` as of `plan.choose`.
 
     Raises:
         UnsupportedError: no kernel takes the problem there; lists each one's reason.
@@ -45,7 +46,8 @@ def choose_int4(problem: Int4Problem, device: Device) -> Int4Choice:
         if reason is not None:
             refusals[kernel.NAME] = reason
             continue
-        priced = sorted(((kernel.estimate(plan, problem, device), i, plan) for i, plan in enumerate(kernel.candidates(problem, device))))
+        plans = [plan for plan in kernel.candidates(problem, device) if not batch_invariant or kernel.is_batch_invariant(plan)]
+        priced = sorted((kernel.estimate(plan, problem, device), i, plan) for i, plan in enumerate(plans))
         if priced:
             best, _, plan = priced[0]
             return Int4Choice(plan, kernel, best, len(priced), tuple((p, e) for e, _, p in priced[1:4]))
@@ -55,10 +57,12 @@ def choose_int4(problem: Int4Problem, device: Device) -> Int4Choice:
     raise UnsupportedError(f"no kernel takes {problem} on {device.name}", refusals)
 
 
-def validate_int4(plan: Int4Plan, problem: Int4Problem, device: Device) -> Int4Choice:
+def validate_int4(plan: Int4Plan, problem: Int4Problem, device: Device, batch_invariant: bool = False) -> Int4Choice:
     """A plan that the caller chose, checked. Raises `PlanError` saying what rules it out."""
     kernel = int4_kernel_named(plan.kernel)
     reason = kernel.supports(problem, device) or kernel.refusal(plan, problem)
+    if reason is None and batch_invariant and not kernel.is_batch_invariant(plan):
+        reason = VARIES
     if reason is None:
         smem = kernel.smem(plan).launch_bytes
         if smem > device.smem_per_block:

@@ -7,7 +7,8 @@ import sys
 import weakref
 from typing import Any
 
-from . import launching
+from . import config, launching
+from .config import Settings
 from .device import Device
 from .int4_operands import ARRAYS, Int4LaidOut
 from .int4_plan import Int4Choice
@@ -24,10 +25,12 @@ _quick: weakref.WeakKeyDictionary[Int4Weights, dict[Any, QuickCall]] = weakref.W
 class Launch:
     """The launch of one plan on operands of one form: extents, strides and GPU; what differs from call to call is filled in."""
 
-    def __init__(self, choice: Int4Choice, laid: Int4LaidOut, device: Device) -> None:
+    def __init__(self, choice: Int4Choice, laid: Int4LaidOut, device: Device, pdl: bool = False) -> None:
         kernel, plan = choice.kernel, choice.plan
         grid, smem = kernel.grid(plan, laid.problem, device), kernel.smem(plan)
-        shape = launching.LaunchShape((grid, 1, 1), (kernel.threads(plan), 1, 1), smem.launch_bytes, (plan.split, 1, 1))
+        shape = launching.LaunchShape(
+            (grid, 1, 1), (kernel.threads(plan), 1, 1), smem.launch_bytes, (plan.split, 1, 1), pdl and kernel.WAITS
+        )
         assert device.index is not None
         self.launcher = program(choice, device).launcher(device.index, shape)
         args = choice.kernel.bind(choice.plan, laid)
@@ -50,13 +53,13 @@ class Launch:
         self.launcher(scalars, maps, stream)
 
 
-def prepared(choice: Int4Choice, laid: Int4LaidOut, device: Device) -> Launch:
+def prepared(choice: Int4Choice, laid: Int4LaidOut, device: Device, pdl: bool = False) -> Launch:
     """The prepared launch for operands of this form; made once."""
     strides = [None if x is None else x.strides for x in (laid.a, laid.sfa, laid.d, laid.c)]
-    key = (choice.plan, device.index, laid.problem, laid.a.shape, *strides)
+    key = (choice.plan, device.index, device.num_sms, pdl, laid.problem, laid.a.shape, *strides)
     found = _launches.get(key)
     if found is None:
-        found = Launch(choice, laid, device)
+        found = Launch(choice, laid, device, pdl)
         if len(_launches) >= _KEPT:
             _launches.clear()
         _launches[key] = found
@@ -118,7 +121,7 @@ def quick(a: Any, w: Any, d: Any, stream: Any) -> bool:
     arrays = _arrays(a, w, d)
     if any(type(x) is not cupy.ndarray for x in arrays):
         return False
-    call = calls.get(_form(a, d))
+    call = calls.get((_form(a, d), config.current()))
     if call is None:
         return False
     device = d.data.device_id
@@ -127,7 +130,7 @@ def quick(a: Any, w: Any, d: Any, stream: Any) -> bool:
     return call(arrays[0].data.ptr, scales, w.stream.data.ptr, d.data.ptr, handle)
 
 
-def remember(a: Any, w: Any, d: Any, launch: Launch, laid: Int4LaidOut) -> None:
+def remember(a: Any, w: Any, d: Any, launch: Launch, laid: Int4LaidOut, settings: Settings) -> None:
     """Keep a call for `quick`, if its arrays are CuPy's and none was copied."""
     cupy = sys.modules.get("cupy")
     if (
@@ -141,7 +144,7 @@ def remember(a: Any, w: Any, d: Any, launch: Launch, laid: Int4LaidOut) -> None:
         calls = _quick.setdefault(w, {})
         if len(calls) >= _KEPT:
             calls.clear()
-        calls[_form(a, d)] = QuickCall(launch, laid)
+        calls[_form(a, d), settings] = QuickCall(launch, laid)
 
 
 def _forget() -> None:

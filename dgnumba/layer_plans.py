@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .cost import CONSTANTS, Constants, estimates, is_priced_together, price, work_of
+from .cost import CONSTANTS, Constants, estimates, is_priced_together, price, turning, work_of
 from .device import Device
 from .errors import ProblemError, UnsupportedError
 from .kernels import KERNELS, GemmPlan, KernelSpec
@@ -83,7 +83,7 @@ def _times(plans: Sequence[GemmPlan], ms: Any, layer: GemmProblem, device: Devic
     if not is_priced_together(plans[0].kernel):
         return np.array([_times_at(plans, replace(layer, m=m), device) for m in ms.tolist()]).T
     work = work_of(plans, ms[:, None], layer.n, layer.k, layer.d_dtype.itemsize, device)
-    total = price(work, CONSTANTS.get(plans[0].kernel, Constants()))[0]
+    total = price(work, CONSTANTS.get(plans[0].kernel, Constants()))[0] + np.array([turning(plan, layer) for plan in plans])
     return np.broadcast_to(total, (len(ms), len(plans))).T
 
 

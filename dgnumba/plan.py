@@ -13,12 +13,16 @@ from functools import lru_cache
 
 from .cost import Estimate, estimate, estimates
 from .device import Device
+from .dtypes import DTYPES
 from .errors import PlanError, UnsupportedError
 from .kernels import KERNELS, GemmPlan, KernelSpec
 from .kernels.spec import choices_named
 from .layer_plans import members
 from .measured import Measured, Table
 from .problem import GemmProblem
+
+VARIES = "sums K in an order of its own, and batch invariance is on (set_batch_invariant)"
+"""Why a plan is refused."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +54,16 @@ def choose(
     Args:
         problem, device: what is to be multiplied where.
         table: measured plans; one for this problem on a GPU of this name is taken.
-        most: of how many plans to choose for all numbers of tokens (`layer_plans.family`); None: of all that fit.
+        most: of how many plans to choose for all numbers of tokens (`layer_plans.family`); None: of all that fit. Plans that read A's scales as
+            they lie in row-major memory would come on top: where plans are counted, such scales are turned.
         batch_invariant: choose of those only that give a row the same bits whatever M is (`config`).
 
     Raises:
         UnsupportedError: no kernel takes the problem there; lists each one's reason.
         PlanError: a kernel takes it, but no plan of it fits.
     """
+    if most is not None:
+        problem = replace(problem, row_scales=False)
     row = table.get(problem, device) if table is not None else None
     # what was measured without an addend, or without regard to order, may not be fit for a call that has such a wish
     if row is not None and not ((problem.with_c or batch_invariant) and not _is_fit(row.plan, problem, device, batch_invariant)):
@@ -83,19 +90,11 @@ def _is_fit(plan: GemmPlan, problem: GemmProblem, device: Device, batch_invarian
     return kernel.supports(problem, device) is None and (not batch_invariant or kernel.is_batch_invariant(plan))
 
 
-def is_taken(problem: GemmProblem, device: Device) -> bool:
-    """Whether some kernel takes the problem on the device."""
-    return any(kernel.supports(problem, device) is None for kernel in KERNELS)
-
-
-TURN = 2.5
-"""Microseconds that turning A's scales to MN-major adds to a plan that cannot read them as they lie: about a launch."""
-
-
-def _turned(price: Estimate, plan: GemmPlan, problem: GemmProblem) -> Estimate:
-    if not problem.row_scales or plan.row_scales:
-        return price
-    return replace(price, total=price.total + TURN, launch=price.launch + TURN)
+def as_taken(problem: GemmProblem, device: Device) -> GemmProblem:
+    """What a kernel is asked for: where none adds C, a product in float32, to which it is added afterwards, and rounded once."""
+    if problem.with_c and all(kernel.supports(problem, device) is not None for kernel in KERNELS):
+        return replace(problem, d_dtype=DTYPES["float32"], with_c=False)
+    return problem
 
 
 def ranked(
@@ -109,7 +108,7 @@ def ranked(
     for kernel, plans in _offered(problem, device, refusals, most):
         if batch_invariant:
             plans = [plan for plan in plans if kernel.is_batch_invariant(plan)]
-        priced += [(_turned(price, plan, problem), plan, kernel) for price, plan in zip(estimates(plans, problem, device), plans)]
+        priced += [(price, plan, kernel) for price, plan in zip(estimates(plans, problem, device), plans)]
     if not priced:
         cut = {
             kernel.NAME: f"no tile fits {device.smem_per_block} bytes of shared memory a block" + ", batch-invariant" * batch_invariant
@@ -148,7 +147,7 @@ def validate(plan: GemmPlan, problem: GemmProblem, device: Device, batch_invaria
     kernel = kernel_named(plan.kernel)
     reason = kernel.supports(problem, device) or _misfit(plan, problem, kernel, device) or kernel.refusal(plan, problem)
     if reason is None and batch_invariant and not kernel.is_batch_invariant(plan):
-        reason = "sums K in an order of its own, and batch invariance is on (set_batch_invariant)"
+        reason = VARIES
     if reason is None:
         smem = kernel.smem(plan).launch_bytes
         if smem > device.smem_per_block:

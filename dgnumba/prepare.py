@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from . import launching
+from . import config, launching
 from .api import _choose, _lay_out, fp8_gemm_nt
 from .device import Device
 from .errors import ProblemError
@@ -57,6 +57,8 @@ def prepare_fp8_gemm_nt(a: Any, b: Any, d: Any, *, plan: GemmPlan | str | None =
     Args:
         a, b, d, plan: as of `fp8_gemm_nt`; `d` must be given. Of the arrays only form and place count, not what is in them.
 
+    `set_num_sms`, `set_pdl` and `set_batch_invariant` are heeded as they stand now, not as they stand when the call is made.
+
     Returns:
         ``f(a, b, d, stream=None)``, for operands of the same shapes, strides, dtypes and GPU, at any addresses. On a GPU, for CuPy arrays that
         need no copy, a call is a launch and little more; any other arrays go the way of `fp8_gemm_nt`, and ``f.copies`` says what is copied.
@@ -79,11 +81,11 @@ def prepare_fp8_gemm_nt(a: Any, b: Any, d: Any, *, plan: GemmPlan | str | None =
     index = operands.device
     if index is None or operands.problem.is_empty or operands.problem.k == 0:
         return PreparedGemm(None, _form(arrays, False), (), plan)
-    device, handle = Device.numbered(index), launching.stream_of(arrays, index)
+    settings, device, handle = config.current(), Device.numbered(index), launching.stream_of(arrays, index)
     with launching.ordered(index, handle):
-        laid = _lay_out(operands, handle)
-        choice = _choose(operands, plan, device)
-        launch = prepared(choice, laid, device)
+        choice = _choose(operands, plan, device, settings)
+        laid = _lay_out(operands, choice.plan, handle)
+        launch = prepared(choice, laid, settings.limited(device), settings.pdl)
     is_cupys = all(type(x) is sys.modules["cupy"].ndarray for x in arrays)
     call = QuickCall(launch, laid) if is_cupys and not laid.copies else None
     return PreparedGemm(call, _form(arrays, call is not None), laid.copies, plan)

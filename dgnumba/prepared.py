@@ -66,7 +66,9 @@ class PreparedLaunch:
     def __init__(self, choice: Choice, laid: LaidOut, device: Device, pdl: bool) -> None:
         kernel, plan = choice.kernel, choice.plan
         grid, smem = kernel.grid(plan, laid.problem, device), kernel.smem(plan)
-        shape = launching.LaunchShape((grid, 1, 1), (kernel.threads(plan), 1, 1), smem.launch_bytes, (plan.cluster, 1, 1), pdl)
+        shape = launching.LaunchShape(
+            (grid, 1, 1), (kernel.threads(plan), 1, 1), smem.launch_bytes, (plan.cluster, 1, 1), pdl and kernel.WAITS
+        )
         assert device.index is not None
         self.launcher = program(choice, device).launcher(device.index, shape)
         args = kernel.bind(plan, laid)
@@ -137,15 +139,16 @@ def extent_of(x: Any) -> int:
     return int(sum((n - 1) * stride for n, stride in zip(x.shape, x.strides)) + x.itemsize)
 
 
-_quick: dict[Any, QuickCall] = {}
+_quick: dict[tuple[Any, Settings], QuickCall] = {}
+"""By the operands' form, and the settings that the call was planned under."""
 
 
-def form(a: Any, sfa: Any, b: Any, sfb: Any, d: Any, *, settings: Settings) -> tuple[Any, ...]:
-    """What a quick call is kept by: shapes, strides, types and GPUs of its arrays, and the settings that it was planned under."""
+def form(a: Any, sfa: Any, b: Any, sfb: Any, d: Any) -> tuple[Any, ...]:
+    """What a call's operands must have again to be launched alike: shapes, strides, types and GPUs of its arrays."""
     return (
         a.shape, a.strides, a.dtype, a.data.device_id, sfa.shape, sfa.strides, sfa.dtype, sfa.data.device_id,
         b.shape, b.strides, b.dtype, b.data.device_id, sfb.shape, sfb.strides, sfb.dtype, sfb.data.device_id,
-        d.shape, d.strides, d.dtype, d.data.device_id, settings,
+        d.shape, d.strides, d.dtype, d.data.device_id,
     )  # fmt: skip
 
 
@@ -159,7 +162,7 @@ def quick(a_pair: Any, b_pair: Any, d: Any, stream: Any) -> bool:
     array = cupy.ndarray
     if not (type(a) is array and type(sfa) is array and type(b) is array and type(sfb) is array and type(d) is array):
         return False
-    call = _quick.get(form(a, sfa, b, sfb, d, settings=config.current()))
+    call = _quick.get((form(a, sfa, b, sfb, d), config.current()))
     if call is None:
         return False
     device = d.data.device_id
@@ -181,7 +184,7 @@ def remember(arrays: tuple[Any, ...], launch: PreparedLaunch, laid: LaidOut, set
         return
     if len(_quick) >= _KEPT:
         _quick.clear()
-    _quick[form(*arrays, settings=settings)] = QuickCall(launch, laid)
+    _quick[form(*arrays), settings] = QuickCall(launch, laid)
 
 
 def forget_choices() -> None:

@@ -44,7 +44,7 @@ def bad_calls():
         "NaN scale": ({"a": (a, nan)}, ProblemError, r"sfa: expected finite scales of 0 or more, got nan at \[2, 1\]"),
         "negative scale": ({"b": (b, negative)}, ProblemError, r"sfb: expected finite scales of 0 or more, got -1 at \[0, 0\]"),
         "output shape": ({"d": full((6, 4))}, ProblemError, r"d: expected \[M, N\] = \[4, 6\], got \[6, 4\]; transposed\?"),
-        "output dtype": ({"d": full((4, 6), np.float16)}, DTypeError, "d: expected bfloat16 .* or float32, got float16"),
+        "output dtype": ({"d": full((4, 6), np.int16)}, DTypeError, "d: expected bfloat16 .* or float32, got int16"),
         "read-only output": ({"d": read_only}, ProblemError, "d: expected an array that can be written, got a read-only one"),
         "c's dtype": ({"c": full((4, 6), np.float32)}, DTypeError, "c: expected bfloat16 as d, got float32"),
         "c's shape": ({"c": full((4, 7))}, ProblemError, r"c: expected \[M, N\] = \[4, 6\] as d, got \[4, 7\]"),

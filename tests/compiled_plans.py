@@ -87,6 +87,7 @@ def problems_with(plan: GemmPlan, got: Compiled) -> list[str]:
         "a call in the PTX": not re.search(r"\bcall\b", body),
         "a local array in the PTX": not re.search(r"\.local\b", body),
         f"entry of {got.threads} threads is not fixed": f".maxntid {got.threads}" in body,
+        "waits for the grids before it, or its rules say so": ("griddepcontrol.wait" in body) == KERNEL_OF[plan.kernel].WAITS,
         "target is not sm_90a": ".target sm_90a" in body,
     }
     return [fault for fault, holds in rules.items() if not holds]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dgnumba
-from dgnumba import Int4Plan, explain_int4, int4_gemm_nt, prepare_int4_weights
+from dgnumba import Int4Plan, config, explain_int4, int4_gemm_nt, prepare_int4_weights
 from dgnumba.device import Device
 from dgnumba.errors import DTypeError, PlanError, ProblemError, UnsupportedError
 from dgnumba.int4_plan import choose_int4, int4_kernel_named, validate_int4
@@ -212,3 +212,39 @@ def test_explain_says_what_was_done(rng):
                                                               num_stages=2)))  # fmt: skip
     with pytest.raises(ProblemError, match="nothing to explain"):
         explain_int4(a[:0], q)
+
+
+# Settings
+
+
+def test_plans_keep_to_the_multiprocessors_that_they_may_use(monkeypatch):
+    monkeypatch.setattr(Device, "current", classmethod(lambda cls: Device.named("h200")))
+    a, w = np.ones((256, 512), np.float16), prepare_int4_weights(quantize(np.ones((4096, 512), np.float32), "int4_g128"), "float16")
+    assert "on 132 multiprocessors" in str(explain_int4(a, w))
+    monkeypatch.setattr(config, "_settings", config.Settings(num_sms=20))
+    explained = explain_int4(a, w)
+    assert "on 20 multiprocessors" in str(explained)
+    assert explained.choice.kernel.grid(explained.choice.plan, explained.operands.problem, explained.device) <= 20
+
+
+def test_a_row_has_the_same_bits_whatever_m_is(monkeypatch, rng):
+    """K long enough to be split: with the switch on every M gives the first row's bits; without it a split adds in another order."""
+    w = prepare_int4_weights(quantize(rng.standard_normal((64, 2048)).astype(np.float32), "int4_g128"), "float16")
+    a = rng.standard_normal((20, 2048)).astype(np.float16)
+
+    def product(m, **more):
+        return dgnumba.int4_gemm_nt(a[:m], w, out_dtype="float32", on="emulator", **more)
+
+    split = Int4Plan("sm90_int4_gemm", 8, 64, 2, split=2, a_dtype="float16", d_dtype="float32", scale_dtype="float32")
+    other = product(1, plan=split)
+    monkeypatch.setattr(config, "_settings", config.Settings(batch_invariant=True))
+    alone = product(1)
+    for m in (9, 20):
+        assert_bits_equal(product(m)[:1], alone)
+    for changes in ({"block_m": 16}, {"block_n": 128}, {"records": 4}):
+        assert_bits_equal(product(7, plan=dataclasses.replace(split, split=1, **changes))[:1], alone)
+    with pytest.raises(PlanError, match="batch invariance is on"):
+        product(1, plan=split)
+    assert not np.array_equal(other, alone)
+    problem = Int4Problem(1, 576, 7168)
+    assert choose_int4(problem, Device.named("h200")).plan.split > 1 == choose_int4(problem, Device.named("h200"), True).plan.split

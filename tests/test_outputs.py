@@ -1,16 +1,19 @@
 """What a call may be given and may write: output types and their overflow, the addend in one pass, e5m2, scales read as they lie, settings."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 import pytest
-from cases import H200, expected_of, plan, swapped, whole_rows
+from cases import H200, KERNEL_OF, expected_of, plan, portable, skinny, swapped, whole_rows
 
 import dgnumba
-from dgnumba import api, config, emulated
+from dgnumba import api, config, emulated, prepared
 from dgnumba.device import Device
 from dgnumba.errors import PlanError, ProblemError
+from dgnumba.layouts.operands import lay_out
+from dgnumba.problem import check_fp8_gemm_nt
 from dgnumba.quant.reference import exact_integer_reference, gemm_reference
 from dgnumba.testing import assert_bits_equal, exact_problem
 
@@ -31,7 +34,7 @@ EPILOGUES = {
 @pytest.fixture(autouse=True)
 def settings(monkeypatch):
     """Every test ends with the settings that it began with; and `explain` need not compile, which takes seconds."""
-    monkeypatch.setattr(api, "_resources", lambda *args: "not asked for")
+    monkeypatch.setattr(api, "resources_of", lambda *args: "not asked for")
     before = config.current()
     yield
     dgnumba.set_num_sms(before.num_sms)
@@ -257,6 +260,28 @@ def test_plans_keep_to_the_multiprocessors_that_they_may_use(monkeypatch):
     explained = api.explain(*ones(4096, 4096, 128))
     assert explained.choice.kernel.grid(explained.choice.plan, explained.operands.problem, explained.device) <= 64
     assert "of 64 multiprocessors" in str(explained)
+
+
+DEPENDENT = [
+    (plan(64, 64), True),
+    (swapped(8, 64), True),
+    (skinny(8, 1, 2), True),
+    (portable("float8_e4m3fn", 128, 128, d_dtype="bfloat16"), False),
+]
+
+
+@pytest.mark.parametrize("chosen, is_dependent", DEPENDENT, ids=[chosen.kernel for chosen, _ in DEPENDENT])
+def test_only_kernels_that_wait_are_launched_early(monkeypatch, chosen, is_dependent):
+    """`sm80_gemm` reads at once: begun before the kernel that writes its operands has ended, it would read what is not there yet."""
+    (a, b), shapes = ones(8, 64, 128), []
+    record = SimpleNamespace(launcher=lambda index, shape: shapes.append(shape))
+    monkeypatch.setattr(prepared, "program", lambda choice, device: record)
+    monkeypatch.setattr(prepared.launching, "encoder", lambda descriptor: None)
+    operands = check_fp8_gemm_nt(a, b, np.zeros((8, 64), chosen.d_dtype), None)
+    device = dataclasses.replace(H200, index=0)
+    for pdl in (True, False):
+        prepared.PreparedLaunch(SimpleNamespace(kernel=KERNEL_OF[chosen.kernel], plan=chosen), lay_out(operands), device, pdl)
+    assert [shape.pdl for shape in shapes] == [is_dependent, False]
 
 
 # Batch invariance

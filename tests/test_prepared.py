@@ -36,7 +36,7 @@ def operands(monkeypatch):
     launch.encoders, launch.sources, launch.pointers, launch.rest = (), (), ("d", "sfb"), [7]
     launch.launcher = lambda *args: launches.append(args)
     call = prepared.QuickCall(launch, SimpleNamespace(**dict(zip(("a", "sfa", "b", "sfb", "d"), held))))
-    monkeypatch.setattr(prepared, "_quick", {prepared.form(*arrays, settings=config.current()): call})
+    monkeypatch.setattr(prepared, "_quick", {(prepared.form(*arrays), config.current()): call})
     return a, b, arrays, launches
 
 

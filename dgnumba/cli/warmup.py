@@ -14,6 +14,7 @@ from .show import console, progress
 def warmup(
     shapes: Annotated[list[str], typer.Argument(metavar="NxK | MxNxK", help="layers, for any M; or single products")],
     dtype: Annotated[OutType, typer.Option(help="of D")] = OutType.bfloat16,
+    with_c: Annotated[bool, typer.Option("--with-c", help="for calls that add C")] = False,
     device: Annotated[
         str | None, typer.Option(metavar="NAME", help="the GPU to plan for, as h200; by default the one that is here")
     ] = None,
@@ -29,10 +30,11 @@ def warmup(
     if plans is not None:
         dgnumba.set_plans_per_layer(plans)
     with progress("compile") as step:
-        warmed = dgnumba.warmup(extents, device=device, d_dtype=dtype.value, jobs=jobs, progress=step)
+        warmed = dgnumba.warmup(extents, device=device, d_dtype=dtype.value, with_c=with_c, jobs=jobs, progress=step)
     out = console()
     for plan, needed_by in warmed.kernels.items():
-        out.print(f"{plan.name:36s} {plan.kernel:28s} {' '.join('x'.join(map(str, shape)) for shape in needed_by)}")
+        name = plan.name + ", row-major scales" * plan.row_scales
+        out.print(f"{name:44s} {plan.kernel:28s} {' '.join('x'.join(map(str, shape)) for shape in needed_by)}")
     out.print(str(warmed))
     if plans is not None:
         out.print(f"calls keep to these kernels where DGNUMBA_PLANS_PER_LAYER={plans} is set")

@@ -104,18 +104,23 @@ class Int4Kernel(Protocol):
     """The whole interface of a kernel with weights of 4 bits; as `KernelSpec`, but that it prices its own plans.
 
     MAPPED_ARRAYS  whose tensor maps `bind` gives, in order
+    WAITS          as of `KernelSpec`
     SCALARS        what its other arguments are, in order: addresses of arrays of `Int4LaidOut`, and numbers
     """
 
     NAME: str
     MAPPED_ARRAYS: tuple[str, ...]
     SCALARS: tuple[str, ...]
+    WAITS: bool
 
     def supports(self, problem: Int4Problem, device: Device) -> str | None:
         """None when the kernel takes the problem on the device, else the reason why not."""
 
     def candidates(self, problem: Int4Problem, device: Device) -> list[Int4Plan]:
         """Plans that fit the device."""
+
+    def is_batch_invariant(self, plan: Int4Plan) -> bool:
+        """Whether an element of D is summed in one order of K: then its bits depend on its row of A alone."""
 
     def refusal(self, plan: Int4Plan, problem: Int4Problem) -> str | None:
         """Why a plan cannot be built, or cannot take the problem, or None."""

@@ -75,6 +75,7 @@ def supports(problem: GemmProblem, device: Device) -> str | None:
 
 
 ROW_SCALES = False
+WAITS = False
 
 
 def is_batch_invariant(plan: GemmPlan) -> bool:

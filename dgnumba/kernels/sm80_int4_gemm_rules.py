@@ -60,6 +60,11 @@ def threads(plan: Int4Plan) -> int:
     return 2 * plan.block_n
 
 
+def is_batch_invariant(plan: Int4Plan) -> bool:
+    """As `Int4Kernel` has it: a split adds up partial sums, whose number goes by M."""
+    return plan.split == 1
+
+
 def smem(plan: Int4Plan) -> SmemMap:
     """The ring of A, W and token scales, then the tables of zero points."""
     size = DTYPES[plan.a_dtype].itemsize
@@ -120,6 +125,7 @@ def estimate(plan: Int4Plan, problem: Int4Problem, device: Device) -> float:
     return sm80_cost.LAUNCH + max(cycles / sm80_cost.CLOCK, memory)
 
 
+WAITS = False
 MAPPED_ARRAYS: tuple[str, ...] = ()
 """It needs no tensor map."""
 

@@ -40,6 +40,7 @@ def supports(problem: GemmProblem, device: Device) -> str | None:
 
 
 ROW_SCALES = False
+WAITS = True
 
 
 def is_batch_invariant(plan: GemmPlan) -> bool:

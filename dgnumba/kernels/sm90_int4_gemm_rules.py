@@ -124,6 +124,11 @@ def needs_tables(plan: Int4Plan) -> bool:
     return plan.a_dtype == "float8_e4m3fn" and plan.zeros != "none"
 
 
+def is_batch_invariant(plan: Int4Plan) -> bool:
+    """As `Int4Kernel` has it: a split adds up partial sums, whose number goes by M."""
+    return plan.split == 1
+
+
 def smem(plan: Int4Plan) -> SmemMap:
     """The ring of W, A and token scales, the tables of zero points, the partial sums of a split, then the barriers."""
     size = DTYPES[plan.a_dtype].itemsize
@@ -171,6 +176,7 @@ def estimate(plan: Int4Plan, problem: Int4Problem, device: Device) -> float:
     return price(plan, problem, device, count_tiles(plan, problem), accumulators(plan))
 
 
+WAITS = True
 MAPPED_ARRAYS = ("a", "sfa")
 """Whose tensor maps `bind` gives, in order."""
 

@@ -132,6 +132,7 @@ class KernelSpec(Protocol):
     MAPPED_ARRAYS  whose tensor maps `bind` gives, in order
     POINTERS       whose addresses are the first of the other arguments
     ROW_SCALES     whether a plan of it may read A's scales as they lie in row-major memory
+    WAITS          whether it waits for the grids before it itself (griddepcontrol.wait), so that it may be launched before they end
     """
 
     NAME: str
@@ -139,6 +140,7 @@ class KernelSpec(Protocol):
     POINTERS: tuple[str, ...]
     BLOCK_KS: tuple[int, ...]
     ROW_SCALES: bool
+    WAITS: bool
 
     def supports(self, problem: GemmProblem, device: Device) -> str | None:
         """None when the kernel takes the problem on the device, else the reason why not."""

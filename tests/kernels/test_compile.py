@@ -73,7 +73,7 @@ def test_the_check_is_no_rubber_stamp():
     chosen = SPREAD[0]
     body = "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 .f64 div.u64 call .local"
     bad = Compiled(256, 8, 16, 4, ("warning",), 256, 3, body)
-    assert len(problems_with(chosen, bad)) == 13
+    assert len(problems_with(chosen, bad)) == 14
     assert expected_wgmma(plan(256, 64)) == 8 and expected_wgmma(plan(64, 64)) == 4
 
 

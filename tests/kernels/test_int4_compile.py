@@ -66,6 +66,7 @@ def problems_with(chosen, ptx, cubin):
         ),
         f"{len(found)} wgmmas, expected {expected_wgmma(chosen)}": len(found) == expected_wgmma(chosen),
         f"shapes {set(found)}, expected {shape}": set(found) == {shape},
+        "waits for the grids before it, or its rules say so": ("griddepcontrol.wait" in body) == INT4.WAITS,
         "float64 in the PTX": not re.search(r"\.f64\b", body),
         "a 64-bit division in the PTX": not re.search(r"\b(?:div|rem)\.[su]64\b", body),
         "a call in the PTX": not re.search(r"\bcall\b", body),

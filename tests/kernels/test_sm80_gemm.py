@@ -170,6 +170,7 @@ def compiled_problems(chosen, arch):
         # the loop over K may be unrolled
         f"{products} products, expected multiples of {per_stage}": products > 0 and products % per_stage == 0,
         f"{loads} loads of fragments": loads > 0,
+        "waits for the grids before it, or its rules say so": ("griddepcontrol.wait" in body) == PORTABLE.WAITS,
         "float64 in the PTX": ".f64" not in body,
         "a 64-bit division in the PTX": not re.search(r"\b(?:div|rem)\.[su]64\b", body),
         "a call in the PTX": not re.search(r"\bcall\b", body),

@@ -163,6 +163,7 @@ def compiled_problems(plan, arch):
         f"{built.threads} threads, not {rules.threads(plan)}": built.threads == rules.threads(plan),
         "no mma.sync": "mma.sync.aligned" in body and "ldmatrix.sync.aligned" in body and "cp.async.cg" in body,
         "wgmma, or TMA": "wgmma" not in body and "cp.async.bulk" not in body,
+        "waits for the grids before it, or its rules say so": ("griddepcontrol.wait" in body) == rules.WAITS,
         "float64 in the PTX": ".f64" not in body,
         "a 64-bit division in the PTX": not re.search(r"\b(?:div|rem)\.[su]64\b", body),
         "a call in the PTX": not re.search(r"\bcall\b", body),

@@ -46,18 +46,20 @@ def uncompiled(monkeypatch, folder):
 
 
 @needs_compiler
-def test_after_a_warm_up_no_call_imports_the_compiler(folder):
-    """A product, and the move of its row-major scales: compiled by processes of their own, found by a third."""
+@pytest.mark.parametrize("m, kernels, launches", [(200, 1, 2), (16, 2, 1)])
+def test_after_a_warm_up_no_call_imports_the_compiler(folder, m, kernels, launches):
+    """A product, and the move of its row-major scales where it does not read them as they lie: compiled elsewhere, found here."""
     steps = []
-    shape = {"shapes": [(200, 256, 512)], "d_dtype": "float32", "device": "h200"}
+    shape = {"shapes": [(m, 256, 512)], "d_dtype": "float32", "device": "h200"}
     warmed = dgnumba.warmup(**shape, jobs=2, progress=lambda done, total: steps.append((done, total)))
-    assert (warmed.compiled, len(warmed.kernels), len(warmed.moves)) == (2, 1, 1)
-    assert steps == [(n, 2) for n in range(3)]
-    called = first_call(folder, 200, 256, 512, "row-major")
-    assert len(called["launches"]) == 2
+    assert (warmed.compiled, len(warmed.kernels), len(warmed.moves)) == (kernels + 1, kernels, 1)
+    assert steps == [(n, kernels + 1) for n in range(kernels + 2)]
+    called = first_call(folder, m, 256, 512, "row-major")
+    assert len(called["launches"]) == launches
     assert of_packages(called["modules"], "numba", "llvmlite", "cuda.core", "dgnumba.ptx") == []
     again = dgnumba.warmup(**shape)
-    assert again.compiled == 0 and str(again) == "2 kernels for NVIDIA H200: 0 compiled, 2 were in the cache"
+    count = kernels + 1
+    assert again.compiled == 0 and str(again) == f"{count} kernels for NVIDIA H200: 0 compiled, {count} were in the cache"
 
 
 def test_what_does_not_compile_is_told_of(folder, monkeypatch):
@@ -75,12 +77,26 @@ def test_a_process_gives_back_what_was_wrong(folder, monkeypatch):
 
 
 def test_a_layer_gets_all_kernels_of_any_number_of_tokens(uncompiled):
+    """Whichever way the scales of A lie."""
     warmed = dgnumba.warmup([(7168, 2048), (16, 7168, 2048)], device="h200")
-    layer = GemmProblem(layer_plans.TOKENS, 7168, 2048)
-    assert set(warmed.kernels) == set(layer_plans.chosen(layer, H200))
-    assert warmed.kernels[choose(GemmProblem(16, 7168, 2048), H200).plan] == ((7168, 2048), (16, 7168, 2048))
+    layers = [GemmProblem(layer_plans.TOKENS, 7168, 2048, row_scales=row_scales) for row_scales in (False, True)]
+    assert set(warmed.kernels) == {plan for layer in layers for plan in layer_plans.chosen(layer, H200)}
+    for row_scales in (False, True):
+        chosen = choose(GemmProblem(16, 7168, 2048, row_scales=row_scales), H200).plan
+        assert warmed.kernels[chosen] == ((7168, 2048), (16, 7168, 2048)) and chosen.row_scales == row_scales
     assert warmed.moves == (LayoutPlan("turn", True, True),)
     assert uncompiled == [*warmed.kernels, *warmed.moves] and warmed.compiled == len(uncompiled)
+
+
+def test_scales_whose_rows_no_kernel_reads_ask_for_none(uncompiled):
+    assert not any(plan.row_scales for plan in dgnumba.warmup([(7168, 1152)], device="h200").kernels)
+
+
+def test_calls_with_c_have_kernels_of_their_own(uncompiled):
+    warmed = dgnumba.warmup([(16, 7168, 1152), (300, 7168, 1152)], with_c=True, device="h200")
+    assert len(warmed.kernels) == 2 and all(plan.with_c for plan in warmed.kernels)
+    portable = dgnumba.warmup([(300, 7168, 1152)], with_c=True, device="l40s").kernels
+    assert [(plan.with_c, plan.d_dtype) for plan in portable] == [(False, "float32")]
 
 
 def test_a_layer_held_to_five_gets_five(uncompiled):
@@ -101,7 +117,7 @@ def test_measured_plans_are_compiled_too(uncompiled):
 
 def test_without_a_gpu_it_says_for_which_one_it_compiled(uncompiled, monkeypatch):
     monkeypatch.setattr(ahead.Device, "current", classmethod(lambda cls: H200))
-    assert str(dgnumba.warmup([(16, 256, 512)])).startswith("2 kernels for NVIDIA H200, since no GPU is here: 2 compiled")
+    assert str(dgnumba.warmup([(16, 256, 512)])).startswith("3 kernels for NVIDIA H200, since no GPU is here: 3 compiled")
 
 
 @pytest.mark.parametrize("shape", [(1,), (1, 2, 3, 4), (0, 128), (128, -1), (1.5, 128), ("128", 128)], ids=str)
@@ -130,7 +146,7 @@ def test_a_cache_that_keeps_nothing_is_refused(uncompiled, monkeypatch, tmp_path
 
 def test_kernels_that_were_compiled_and_lost_are_told_of(folder, monkeypatch):
     monkeypatch.setattr(ahead, "_compiled", lambda plans, arch, jobs: ([] for _ in plans))
-    with pytest.raises(ProblemError, match="cache: 2 kernels were compiled, and could not be kept in"):
+    with pytest.raises(ProblemError, match="cache: 3 kernels were compiled, and could not be kept in"):
         dgnumba.warmup([(16, 256, 512)])
 
 

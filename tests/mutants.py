@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
-from cases import DENSE, H200, PORTABLE, SKINNY, SWAPPED, plan, portable, run_plan, skinny, swapped
+from cases import DENSE, H200, PORTABLE, SKINNY, SWAPPED, addend, expected_of, plan, portable, run_plan, skinny, swapped
 from kernels.int4_products import INT4, PORTABLE_INT4, Int4Product
 
 from dgnumba import casts, emu, quant, scale_moves
@@ -24,28 +24,34 @@ from dgnumba.kernels.smxx_quantize_rules import AmaxPlan, QuantizePlan
 from dgnumba.layouts import scales
 from dgnumba.layouts.operands import LaidOut
 from dgnumba.problem import GemmProblem
-from dgnumba.quant.reference import exact_integer_reference
 from dgnumba.testing import assert_bits_equal, exact_problem
 
 
 @dataclass(frozen=True)
 class Product:
-    """A small product: a plan on a problem, and the multiprocessors of the GPU that is played; few, so that ring and staging are used again."""
+    """A small product: a plan on a problem, and the multiprocessors of the GPU that is played; few, so that ring and staging are used again.
+
+    margin  columns of the caller's array behind D, or a few more; 0: D is all of it, and nothing may be read behind it either
+    """
 
     chosen: GemmPlan
     m: int
     n: int
     k: int
     num_sms: int
+    margin: int = 16
 
     def run(self, module: Any, policy: str) -> None:
         """Run it on a kernel's module and compare with the oracle."""
         case = exact_problem(np.random.default_rng(0), self.m, self.n, self.k, self.chosen.d_dtype)
-        around = np.full((self.m, -(-self.n // 16) * 16 + 16), -7, case.problem.d_dtype.numpy)
+        around = np.full((self.m, -(-self.n // 16) * 16 + self.margin if self.margin else self.n), -7, case.problem.d_dtype.numpy)
         d = around[:, : self.n]  # a part of a wider array of the caller's
+        c = addend(case, 0) if self.chosen.with_c else None
+        if c is not None:
+            d[...] = c
         run_plan(module, self.chosen, case, d, policy, self.num_sms, getattr(module, "rules", None))
         assert (around[:, self.n :] == -7).all(), "columns behind D were written"
-        assert_bits_equal(d, exact_integer_reference(*case.a, *case.b, self.chosen.d_dtype), self.chosen.name)
+        assert_bits_equal(d, expected_of(case, c), self.chosen.name)
 
 
 @dataclass(frozen=True)
@@ -269,6 +275,7 @@ TRIALS = {
         Product(plan(64, 128, epilogue="warp"), 65, 136, 130, 1),
         Product(plan(16, 48, epilogue="direct"), 33, 147, 300, 2),
         Product(plan(32, 32), 33, 32, 300, 1),
+        Product(plan(16, 16, with_c=True), 33, 40, 300, 1, margin=0),
     ],
     SWAPPED.NAME: [
         Product(swapped(8, 64), 8, 130, 500, 1),
@@ -279,6 +286,9 @@ TRIALS = {
         Product(swapped(8, 64, split=2), 5, 67, 400, 132),
         Product(swapped(8, 64), 5, 72, 300, 132),
         Product(swapped(8, 64, split=2), 5, 72, 400, 132),
+        Product(swapped(8, 64, block_k=256, row_scales=True), 9, 64, 1152, 1),
+        Product(swapped(8, 64, split=2, with_c=True, row_scales=True), 9, 72, 640, 132, margin=0),
+        Product(swapped(8, 64, with_c=True), 9, 72, 640, 132, margin=0),
     ],
     SKINNY.NAME: [
         Product(skinny(8, 2, 2), 5, 50, 640, 132),

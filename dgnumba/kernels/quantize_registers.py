@@ -2,19 +2,24 @@
 
 A piece is held as it was loaded, as in `cast_registers`. A thread has one or more, `step` columns apart, of one row.
 
-Codes without an instruction of their own come from one rounding: a float32 of 2^23 or more holds whole numbers alone, so that adding 2^23 to a
-value rounds it, ties to even, and leaves the whole number in the lowest bits. The codes 0 to 7 of e2m1's magnitudes (0, 0.5, 1, 1.5, 2, 3, 4
-and 6) are the least of three such sums, since y -> code goes along 2 y up to 2, along y + 2 up to 4 and along y / 2 + 4 up to 6, and the
-line that holds is the lowest::
+Whole numbers come from one rounding: a float32 of 2^23 or more holds whole numbers alone, so that adding 2^23 to a value rounds it, ties to
+even, and leaves the whole number in the lowest bits.
 
-    code    7 |                             __..--'
-            6 |                     __..--''          y / 2 + 4
-            4 |           _..-''
-              |       .-'              y + 2
-            0 |__.-'     2 y
-              0        2       4               6   y
+Codes of e2m1 come from the likeness of all floats with subnormals: counted from 0 on, their bits go along with the value, in steps that double
+from one binade to the next. A float16 of 2^-14 y has nine bits more than the e2m1 of y, and begins its binades at the same places::
 
-Toward zero at a tie (DeepGEMM's e2m1), the code is how many half-way points y exceeds: half, cut, of twice the code's line rounded up.
+    y          0      0.5      1      1.5      2       3       4       6
+    e2m1       0       1       2       3       4       5       6       7
+    float16    0   1 << 9  2 << 9  3 << 9  4 << 9  5 << 9  6 << 9  7 << 9
+
+So the code is those bits plus half a step, cut off; and two elements become float16 by one instruction, which cuts off too. What that would lose
+is whether y lies above a half-way point, or on it. So y, a float32, is first moved by its last bit where it must be:
+
+* toward zero at a tie (DeepGEMM's e2m1): y times 1 - 2^-24, cut off to float32, is the float32 just below y. What was a tie lies below it now,
+  and nothing else crosses one.
+* to even: of the half-way points 0.25, 1.25, 2.5 and 5 are to be rounded down; 0.75, 1.75 and 3.5 up. In binary the first have a mantissa of 1 or
+  1.25, the others of 1.5 or 1.75. y + 0.75 * 2^-24 y, to nearest, is the float32 just above y where the mantissa is above 4/3, else y: then the
+  step down leaves the others where they are.
 """
 
 from collections.abc import Callable
@@ -33,6 +38,12 @@ ELEMENTS = {"float8_e4m3fn": E4M3, "float4_e2m1fn": E2M1, "int4": INT4, "int8": 
 
 ROUND, ROUND_BITS = 8388608.0, 0x4B000000
 """2^23, and its bits."""
+
+F16_OF_1 = float(np.ldexp(1 - 2.0**-24, -14))
+"""2^-14, from which on a float16 is normal as e2m1 is from 1 on; less a last bit, so that what is cut off becomes less by one."""
+
+TIE_STEP = 0.75 * 2.0**-24
+"""Of y, to the next float32 above where its mantissa is 4/3 or more."""
 
 E2M1_HALFWAY = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], np.float32)
 
@@ -56,7 +67,7 @@ def load_for(dtype: str, is_vector: bool, pieces: int, step: int) -> Callable[..
         """
         out: list[Any] = []
         for p in range(pieces):
-            begin, first = address + pitch * (p * step), col + p * step
+            begin, first = address + (size if is_vector else pitch) * (p * step), col + p * step
             if is_vector:
                 for word in range(size):
                     out += memory.load_global_v4_if(is_in_m & (first < k), begin + 16 * word)
@@ -165,7 +176,7 @@ def encode_for(
         if kind is E2M1 and by_powers and dtype == "bfloat16":
             word = _e2m1_word_of_pairs(source, inverse, bits, clips)
         elif kind is E2M1:
-            word = _e2m1_word(values, inverse, source, bits, ties_to_zero, clips)
+            word = _e2m1_word(values, inverse, bits, ties_to_zero, clips)
         else:
             word = _integer_word([v * inverse for v in values], kind, bits, clips)
         return select(inverse == inverse, word, u32(0))
@@ -239,14 +250,30 @@ def _integer_word(y: list[Any], kind: Any, bits: int, clips: bool) -> Any:
     return _joined([convert.add(v, ROUND + offset) for v in y], bits) ^ _each(offset, bits)
 
 
-def _e2m1_word(values: list[Any], inverse: Any, words: Any, bits: int, ties_to_zero: bool, clips: bool) -> Any:
-    signs = _signs(words, bits)
-    code = [_e2m1_code(convert.magnitude(v) * inverse, ties_to_zero, clips) for v in values]
-    word = _joined(code, bits)
+def _e2m1_word(values: Any, inverse: Any, bits: int, ties_to_zero: bool, clips: bool) -> Any:
+    """By way of float16, two at once: byte 1 of each is its sign, three zeros, the code and the first bit behind it, to round by."""
+    halves = [_scaled_to_f16(v * inverse, ties_to_zero, clips) for v in values]
+    pairs = [convert.f32x2_to_f16x2_to_zero(low, high) for low, high in zip(halves[::2], halves[1::2])]
+    fours = [packed.permute_bytes(x, y, 0x7531) for x, y in zip(pairs[::2], pairs[1::2])]
+    if bits == 8:
+        found, signs = fours[0] & 0x0F0F0F0F, fours[0] >> 4 & 0x08080808
+    else:
+        even, odd = packed.permute_bytes(*fours, 0x6420), packed.permute_bytes(*fours, 0x7531)
+        found, signs = even & 0x0F0F0F0F | odd << 4 & 0xF0F0F0F0, even >> 4 & 0x08080808 | odd & 0x80808080
+    codes = found + _each(1, bits) >> 1 & _each(7, bits)
+    if ties_to_zero:
+        signs = signs & codes + _each(7, bits)  # with 7 more, bit 3 is set of all but 0
+    return codes | signs
+
+
+def _scaled_to_f16(y: Any, ties_to_zero: bool, clips: bool) -> Any:
+    """2^-14 y, moved by a last bit or none: at or above a half-way point if and only if y is to be rounded up there."""
+    if clips:
+        bits = convert.f32_to_bits(convert.smaller(convert.magnitude(y), float(E2M1.max))) | convert.f32_to_bits(y) & 0x80000000
+        y = select(y == y, convert.bits_to_f32(bits), f32(0))
     if not ties_to_zero:
-        return word | signs
-    word = word >> 1 & _each(7, bits)
-    return word | (signs & word + _each(7, bits))  # with 7 more, bit 3 is set of all but 0
+        y = convert.fma(y, TIE_STEP, y)
+    return convert.multiply_to_zero(y, F16_OF_1)
 
 
 def _twice(number: int) -> int:
@@ -270,17 +297,6 @@ def _e2m1_word_of_pairs(words: Any, inverse: Any, bits: int, clips: bool) -> Any
         return fours[0] | _signs(words, bits)
     nibbles = [four | four >> 4 for four in fours]  # in every second byte two codes
     return packed.permute_bytes(*nibbles, 0x6420) | _signs(words, bits)
-
-
-def _e2m1_code(y: Any, ties_to_zero: bool, clips: bool) -> Any:
-    """2^23 plus the code of a magnitude; with `ties_to_zero` plus twice the code, or one more than that."""
-    if not ties_to_zero:
-        code = convert.smaller(convert.fma(y, 2.0, ROUND), convert.add(y, ROUND + 2))
-        code = convert.smaller(code, convert.fma(y, 0.5, ROUND + 4))
-        return convert.smaller(code, ROUND + 7) if clips else code
-    code = convert.smaller(convert.fma_up(y, 4.0, ROUND), convert.fma_up(y, 2.0, ROUND + 4))
-    code = convert.smaller(code, convert.fma_up(y, 1.0, ROUND + 8))
-    return select(y == y, convert.smaller(code, ROUND + 14), f32(ROUND)) if clips else code
 
 
 def _signs(words: Any, bits: int) -> Any:

@@ -40,6 +40,26 @@ def f32x2_to_f16x2(low: f32, high: f32) -> u32:
     return u32(pair.view(np.uint32)[0])
 
 
+@op("cvt.rz.f16x2.f32 {out}, {high}, {low};", pure=True)
+def f32x2_to_f16x2_to_zero(low: f32, high: f32) -> u32:
+    """cvt.rz.f16x2.f32 - two float32 to two float16, cut off toward zero, subnormals and signs kept; `low` in bits 0-15.
+
+    PTX:       ISA 9.0, "cvt"; sm_80+
+    Scope:     thread
+    Args:      low, high  float32; what is finite and beyond the range becomes 65504
+    Returns:   u32
+    Emulates:  exactly; a NaN becomes the canonical one, 0x7fff
+    """
+    out = 0
+    for shift, x in ((0, f32(low)), (16, f32(high))):
+        with np.errstate(over="ignore"):
+            near = np.float16(x)
+        if abs(f32(near)) > abs(x):
+            near = np.nextafter(near, np.float16(0))
+        out |= (0x7FFF if near != near else int(near.view(np.uint16))) << shift
+    return u32(out)
+
+
 @functools.cache
 def _e4m3_as_f16() -> list[int]:
     """The bits of each code as float16."""
@@ -101,6 +121,22 @@ def fma_up(a: f32, b: f32, c: f32) -> f32:
     exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
     is_below = nearest == -np.inf or (np.isfinite(nearest) and Fraction(float(nearest)) < exact)
     return np.nextafter(nearest, f32(np.inf)) if is_below else nearest
+
+
+@op("mul.rz.f32 {out}, {x}, {y};", pure=True)
+def multiply_to_zero(x: f32, y: f32) -> f32:
+    """mul.rz.f32 - x * y, rounded toward zero, subnormals and signs kept.
+
+    PTX:       ISA 9.0, "mul"; sm_20+
+    Scope:     thread
+    Args:      x, y  float32
+    Returns:   float32
+    Emulates:  exactly
+    """
+    with np.errstate(all="ignore"):
+        exact = np.float64(x) * np.float64(y)
+        near = f32(exact)
+    return np.nextafter(near, f32(0)) if abs(np.float64(near)) > abs(exact) else near
 
 
 @op("abs.f32 {out}, {x};", pure=True)
@@ -170,6 +206,25 @@ def reciprocal(x: f32) -> f32:
     """
     with np.errstate(all="ignore"):
         return f32(1) / f32(x)
+
+
+@op(
+    "{{ .reg .f32 about, left; rcp.approx.ftz.f32 about, {x}; neg.f32 left, {x}; fma.rn.f32 left, left, about, 0f3F800000; "
+    "fma.rn.f32 {out}, about, left, about; }}",
+    pure=True,
+)
+def reciprocal_of_normal(x: f32) -> f32:
+    """rcp.approx.ftz.f32, fma.rn.f32 - 1 / x, correctly rounded, of 2^-126 <= |x| < 2^126; of infinity and NaN: NaN.
+
+    What ptxas makes of `reciprocal` for an x of that range, without the branch that asks whether it is.
+
+    PTX:       ISA 9.0, "rcp", "fma"; sm_20+
+    Scope:     thread
+    Args:      x  float32
+    Returns:   float32
+    Emulates:  exactly in that range; elsewhere, where nobody may use it, NaN
+    """
+    return f32(1) / f32(x) if 2.0**-126 <= abs(x) < 2.0**126 else f32(np.nan)
 
 
 @op("{{ .reg .f32 t; abs.f32 t, {x}; max.NaN.f32 {out}, {largest}, t; }}", pure=True)

@@ -252,6 +252,45 @@ def test_the_operations_are_their_emulation(cupy, rng):
     assert np.array_equal(outs[1], found[1].get()) and np.array_equal(outs[2], found[2].get())
 
 
+def cut_off(x, y, products, halves):
+    i = cuda.grid(1)
+    if i < x.size:
+        products[i] = convert.multiply_to_zero(x[i], y[i])
+        halves[i] = u64(convert.f32x2_to_f16x2_to_zero(x[i], y[i]))
+
+
+def test_what_cuts_off_is_its_emulation(cupy, rng):
+    """Random bits; float16's own range, its subnormals and its end; products that are subnormal."""
+    x, y = (rng.integers(0, 2**32, 20480, dtype=np.uint64).astype(np.uint32) for _ in range(2))
+    x[::2] = x[::2] & 0x9FFFFFFF | 0x20000000
+    y[::4] = y[::4] & 0x8FFFFFFF | 0x38000000
+    y[1::4] = np.uint32(0x387FFFFF)
+    x[2::4] = (x[2::4] & 0x80FFFFFF) + 0x01000000
+    x, y = x.view(np.float32), y.view(np.float32)
+    outs = [np.zeros(x.size, np.float32), np.zeros(x.size, np.uint64)]
+    found = [cupy.zeros(x.size, o.dtype) for o in outs]
+    emu.run(cut_off, x.size // 128, 128, (x, y, *outs))
+    launch(cut_off, x.size // 128, 128, (cupy.asarray(x), cupy.asarray(y), *found))
+    number = ~np.isnan(outs[0])
+    assert np.array_equal(number, ~np.isnan(found[0].get()))
+    assert np.array_equal(outs[0].view(np.uint32)[number], found[0].get().view(np.uint32)[number])
+    assert np.array_equal(outs[1], found[1].get())
+
+
+def inverses(x, out):
+    i = cuda.grid(1)
+    if i < x.size:
+        out[i] = convert.reciprocal_of_normal(x[i])
+
+
+@pytest.mark.parametrize("exponent", [-126, -1, 0, 125])
+def test_the_reciprocal_of_every_mantissa(cupy, exponent):
+    x = np.ldexp(np.arange(1 << 23, 1 << 24).astype(np.float32), exponent - 23).astype(np.float32)
+    out = cupy.zeros(x.size, np.float32)
+    launch(inverses, x.size // 256, 256, (cupy.asarray(x), out))
+    assert np.array_equal(np.float32(1) / x, out.get())
+
+
 def conversion(x, out):
     i = cuda.grid(1)
     if i < out.size:

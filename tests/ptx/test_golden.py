@@ -53,6 +53,7 @@ GOLDEN = {
     "convert.f32_to_bits": rf"mov\.b32 {R}, {F};",
     "convert.f32x2_to_bf16x2": rf"cvt\.rn\.bf16x2\.f32 {R}, {F}, {F};",
     "convert.f32x2_to_f16x2": rf"cvt\.rn\.f16x2\.f32 {R}, {F}, {F};",
+    "convert.f32x2_to_f16x2_to_zero": rf"cvt\.rz\.f16x2\.f32 {R}, {F}, {F};",
     "convert.f32x4_to_e4m3x4": rf"cvt\.rn\.satfinite\.e4m3x2\.f32 low, {F}, {F}; cvt\.rn\.satfinite\.e4m3x2\.f32 high, {F}, {F}; "
     rf"mov\.b32 {R}, {{low, high}};",
     "convert.fma": rf"fma\.rn\.f32 {F}, {F}, {F}, {F};",
@@ -64,10 +65,13 @@ GOLDEN = {
     "activation.silu": rf"mul\.rn\.f32 t, {F}, 0fBFB8AA3B; ex2\.approx\.ftz\.f32 e, t; add\.rn\.f32 e, e, 0f3F800000; div\.rn\.f32 {F}, {F}, e;",
     "convert.magnitude": rf"abs\.f32 {F}, {F};",
     "convert.max_magnitude": rf"abs\.f32 t, {F}; max\.NaN\.f32 {F}, {F}, t;",
+    "convert.multiply_to_zero": rf"mul\.rz\.f32 {F}, {F}, {F};",
     "packed.max_magnitude_bf16x2": rf"abs\.bf16x2 t, {R}; max\.NaN\.bf16x2 {R}, {R}, t;",
     "packed.max_magnitude_f16x2": rf"abs\.f16x2 t, {R}; max\.NaN\.f16x2 {R}, {R}, t;",
     "packed.permute_bytes": rf"prmt\.b32 {R}, {R}, {R}, \d+;",
     "convert.reciprocal": rf"rcp\.rn\.f32 {F}, {F};",
+    "convert.reciprocal_of_normal": rf"rcp\.approx\.ftz\.f32 about, {F}; neg\.f32 left, {F}; fma\.rn\.f32 left, left, about, 0f3F800000; "
+    rf"fma\.rn\.f32 {F}, about, left, about;",
     "packed.smaller_bf16x2": rf"min\.bf16x2 {R}, {R}, {R};",
     "convert.smaller": rf"min\.f32 {F}, {F}, {F};",
     "cp_async.commit": r"cp\.async\.commit_group;",

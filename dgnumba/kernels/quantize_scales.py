@@ -9,16 +9,20 @@ from numba import cuda
 from .._numba import device_function
 from ..integers import u32
 from ..ptx import Registers, convert, f32, unrolled
-from .quantize_registers import ELEMENTS, ROUND_BITS
+from .quantize_registers import ELEMENTS
 from .smxx_quantize_rules import UE8M0_RULES
 
 NAN, INFINITY = 0x7FC00000, 0x7F800000
-SMALL_BITS, SMALL_WHOLE = 0x0D800000, np.float32(2.0**-60)
-"""Bits of 2^-100, and a scale of a tensor: from there on no remainder of a division underflows."""
+SMALL_BITS = 0x0D800000
+"""Bits of 2^-100: from there on no remainder of a division by a constant underflows."""
+
+TWICE_1, INVERSE_OF_2_TO_127 = 254 << 23, 0x00400000
+"""Twice the bits of 1: less the bits of a power of two up to 2^126 they are those of its inverse; and the bits of 2^-127."""
 
 LEAST_SCALE, AMAX_FLOOR = np.float32(2.0**-126), np.float32(1e-4)
-LEAST_E4M3, NORMAL_E4M3, STEPS_E4M3 = np.float32(2.0**-9), np.float32(2.0**-6), np.float32(2.0**9)
-ROUND, CODE_OF_NAN, LARGEST_E4M3_BITS = np.float32(2.0**23), 0x7F, 0x43E00000
+LEAST_E4M3, FROM_E4M3, TO_E4M3, NORMAL_BITS = np.float32(2.0**-9), np.float32(2.0**-120), np.float32(2.0**120), 1 << 23
+FAR_BEYOND, CODE_OF_NAN, LARGEST_E4M3, LARGEST_UE8M0 = np.float32(2.0**20), 0x7F, 0x7E, 254 << 23
+"""The last two: stored scales from which on an element may lie beyond the range, or be not finite."""
 
 
 @unrolled
@@ -40,16 +44,31 @@ def largest_of(first: Registers, second: Registers) -> f32:
 def quotient_for(divisor: Any) -> Callable[..., Any]:
     """The device function ``quotient(x)``, x / divisor to nearest, of x >= 0; of infinity too, or NaN.
 
-    One product with the inverse, and what is left over divided again: a third of the instructions of `convert.divide`. A test holds every
-    mantissa of every divisor that is used here to the true quotient. What is so small that the remainder may underflow is divided in full.
+    As `normal_quotient_for`; what is so small that the remainder may underflow is divided in full.
     """
-    DIVISOR, MINUS, INVERSE = np.float32(divisor), np.float32(-divisor), np.float32(1) / np.float32(divisor)
+    DIVISOR, normal_quotient = np.float32(divisor), normal_quotient_for(divisor)
 
     @device_function
     def quotient(x):  # type: ignore[no-untyped-def]
         bits = convert.f32_to_bits(x)
         if (bits < SMALL_BITS) | (bits >= INFINITY):
             return convert.divide(x, DIVISOR)
+        return normal_quotient(x)
+
+    return quotient  # type: ignore[no-any-return]
+
+
+def normal_quotient_for(divisor: Any) -> Callable[..., Any]:
+    """The device function ``quotient(x)``, x / divisor to nearest, of x >= 0 and x / divisor >= 2^-126; of less 2^-126 or less.
+
+    Of infinity or NaN it is NaN. One product with the inverse, and what is left over divided again: a third of the instructions of
+    `convert.divide`. Tests hold every mantissa of every divisor that is used here to the true quotient, down to the last binade. The divisor
+    is a whole number: of 7.5 what is left over, in that binade, may be half of the least float32.
+    """
+    MINUS, INVERSE = np.float32(-divisor), np.float32(1) / np.float32(divisor)
+
+    @device_function
+    def quotient(x):  # type: ignore[no-untyped-def]
         about = x * INVERSE
         return convert.fma(convert.fma(about, MINUS, x), INVERSE, about)
 
@@ -67,30 +86,34 @@ def scale_for(rule: str, element: str, is_given: bool = False) -> Callable[..., 
         return _below_a_tensors(ELEMENTS[element].max, is_given)
     if rule.startswith("deepgemm"):
         return _deepgemm(ELEMENTS[element].max, rule == "deepgemm_ue8m0")
-    quotient = quotient_for({"amax/7": 7.0, "amax/7.5": 7.5}.get(rule, ELEMENTS[element].max))
+    if rule == "amax/7.5":
+        quotient = quotient_for(7.5)
+    else:
+        quotient = normal_quotient_for(7.0 if rule == "amax/7" else ELEMENTS[element].max)
 
     @device_function
     def scale_of(largest, whole):  # type: ignore[no-untyped-def]
         bits = convert.f32_to_bits(convert.max_magnitude(LEAST_SCALE, quotient(largest)))
         bits = cuda.selp(convert.f32_to_bits(largest) < INFINITY, bits, u32(NAN))
-        return bits, convert.reciprocal(convert.bits_to_f32(bits))
+        return bits, convert.reciprocal_of_normal(convert.bits_to_f32(bits))
 
     return scale_of  # type: ignore[no-any-return]
 
 
 def _deepgemm(largest_element: Any, use_ue8m0: bool) -> Any:
-    UE8M0, quotient = use_ue8m0, quotient_for(largest_element)
+    UE8M0, quotient = use_ue8m0, normal_quotient_for(largest_element)
 
     @device_function
     def scale_of(largest, whole):  # type: ignore[no-untyped-def]
-        bits = convert.f32_to_bits(quotient(convert.max_magnitude(AMAX_FLOOR, largest)))
+        largest = convert.max_magnitude(AMAX_FLOOR, largest)
+        is_finite = convert.f32_to_bits(largest) < INFINITY
+        bits = cuda.selp(is_finite, convert.f32_to_bits(quotient(largest)), convert.f32_to_bits(largest))
         if UE8M0:
             exponent = ((bits & 0x7FFFFFFF) >> 23) + u32((bits & 0x7FFFFF) != 0)
-            bits = min(max(exponent, 1), 254) << 23
-            return bits, convert.reciprocal(convert.bits_to_f32(bits))
-        inverse = convert.f32_to_bits(convert.reciprocal(convert.bits_to_f32(bits)))
+            bits = min(max(exponent, 1) << 23, LARGEST_UE8M0)
+            return bits, convert.bits_to_f32(max(TWICE_1 - bits, INVERSE_OF_2_TO_127))
         # of an infinite scale 0, which times infinity is NaN: all codes are 0 either way
-        return bits, convert.bits_to_f32(cuda.selp(bits < INFINITY, inverse, u32(NAN)))
+        return bits, convert.reciprocal_of_normal(convert.bits_to_f32(bits))
 
     return scale_of
 
@@ -119,32 +142,37 @@ def _microscaling(rule: str, element: str) -> Any:
 
 
 def _below_a_tensors(largest_element: Any, is_given: bool) -> Any:
-    GIVEN, quotient = is_given, quotient_for(largest_element)
+    """Of a tensor's scale between 2^-116 and 2^119, as the host asks of one that is given; of others nothing is said."""
+    GIVEN, quotient = is_given, normal_quotient_for(largest_element)
 
     @device_function
     def below(x, whole):  # type: ignore[no-untyped-def]
-        """x / whole; of a scale that is the tensor's own it is 449 or less."""
+        """x / 6 / whole, each to nearest, where that is 2^-9 to 2^10; else something on the same side of those."""
+        # NOTE: both are brought to where whole is from 1 to 2, so that no remainder underflows.
+        factor = convert.bits_to_f32(TWICE_1 - (convert.f32_to_bits(whole) & INFINITY))
+        x, whole = x * factor, whole * factor
         if GIVEN:
-            return convert.divide(x, whole)
-        if whole < SMALL_WHOLE:
-            return convert.divide(x, whole)
-        inverse = convert.reciprocal(whole)
+            x = convert.smaller(x, FAR_BEYOND)
+        x, inverse = quotient(x), convert.reciprocal_of_normal(whole)
         about = x * inverse
         about = convert.fma(convert.fma(-about, whole, x), inverse, about)
         return convert.fma(convert.fma(-about, whole, x), inverse, about)
 
     @device_function
     def scale_of(largest, whole):  # type: ignore[no-untyped-def]
-        size = convert.max_magnitude(LEAST_E4M3, below(quotient(largest), whole))
+        size = convert.max_magnitude(LEAST_E4M3, below(largest, whole))
+        # the bits of 2^-120 times as much, above the lowest 20, are the code; of subnormals too
+        bits = convert.f32_to_bits(convert.fma_up(size, FROM_E4M3, np.float32(0)))
         # in e4m3's normal range to nearest even, at most 448; below it up to a whole step
-        word = convert.f32_to_bits(size)
-        word = min((word + 0x7FFFF + (word >> 20 & 1)) & 0xFFF00000, LARGEST_E4M3_BITS)
-        steps = convert.fma_up(size, STEPS_E4M3, ROUND)
-        is_small, is_finite = size < NORMAL_E4M3, convert.f32_to_bits(largest) < INFINITY
-        value = convert.bits_to_f32(cuda.selp(is_small, convert.f32_to_bits((steps - ROUND) * LEAST_E4M3), word))
-        code = cuda.selp(is_small, convert.f32_to_bits(steps) - ROUND_BITS, (word >> 20) - (120 << 3))
-        inverse = convert.f32_to_bits(convert.reciprocal(value * whole))
+        step = cuda.selp(bits < NORMAL_BITS, u32(0xFFFFF), (bits >> 20 & 1) + 0x7FFFF)
+        bits = min((bits + step) & 0xFFF00000, LARGEST_E4M3 << 20)
+        product = convert.bits_to_f32(bits) * TO_E4M3 * whole
+        if GIVEN:
+            inverse = convert.f32_to_bits(convert.reciprocal(product))  # which may be subnormal
+        else:
+            inverse = convert.f32_to_bits(convert.reciprocal_of_normal(product))
+        is_finite = convert.f32_to_bits(largest) < INFINITY
         inverse = cuda.selp(is_finite, inverse, u32(NAN))
-        return cuda.selp(is_finite, code, u32(CODE_OF_NAN)), convert.bits_to_f32(inverse)
+        return cuda.selp(is_finite, bits >> 20, u32(CODE_OF_NAN)), convert.bits_to_f32(inverse)
 
     return scale_of

@@ -25,10 +25,9 @@ from numba import cuda
 from .._numba import device_function
 from ..integers import u32, u64
 from ..ptx import convert, memory, thread
-from .cast_registers import is_any_poisoned
 from .cast_registers import load_for as load_rows_for
 from .quantize_registers import amax_for, encode_for, load_for, store_for
-from .quantize_scales import INFINITY, largest_of, scale_for
+from .quantize_scales import INFINITY, LARGEST_E4M3, LARGEST_UE8M0, largest_of, scale_for
 from .smxx_cast_rules import WARP_COLUMNS, WIDTH, BuiltCast
 from .smxx_quantize_rules import AMAX_THREADS, ARGTYPES, PARTIALS, ROWS, UE8M0_RULES, AmaxPlan, QuantizePlan, refusal
 
@@ -88,17 +87,17 @@ def build_amax(plan: AmaxPlan) -> BuiltCast:
 
 
 def _codes(plan: QuantizePlan) -> Any:
-    """The device function `codes_of(values, inverses)` of a plan."""
+    """The device function `codes_of(values, inverses, bits)` of a plan; `bits`: the largest of the scales as they are stored."""
     how = {"packed": plan.packed, "is_native": plan.is_native, "by_powers": plan.rule in UE8M0_RULES}
     how["ties_to_zero"] = plan.rule.startswith("deepgemm")
-    clips, LONG_WAY = plan.is_given or plan.rule in ("floor", "even", "amax/7.5"), plan.rule == "deepgemm_ue8m0"
-    encode = encode_for(plan.x_dtype, plan.element, clips=clips, **how)
+    LONG_WAY, LARGEST_BITS = plan.is_given or plan.rule == "deepgemm_ue8m0", LARGEST_E4M3 if plan.is_given else LARGEST_UE8M0
+    encode = encode_for(plan.x_dtype, plan.element, clips=plan.rule in ("floor", "even", "amax/7.5"), **how)
     encode_long = encode_for(plan.x_dtype, plan.element, clips=True, **how)
 
     @device_function
-    def codes_of(values, inverses):  # type: ignore[no-untyped-def]
+    def codes_of(values, inverses, bits):  # type: ignore[no-untyped-def]
         if LONG_WAY:
-            if is_any_poisoned(inverses):
+            if bits >= LARGEST_BITS:
                 return encode_long(values, inverses)
         return encode(values, inverses)
 
@@ -188,17 +187,17 @@ def _build_group(plan: QuantizePlan) -> BuiltCast:
         while row < m:
             values = load(x + u64(row) * x_row + u64(col) * x_col, x_col, True, col, k)
             if TENSOR:
-                codes = codes_of(values, (inverse,))
+                codes = codes_of(values, (inverse,), bits)
             else:
                 found = amax(values)
                 bits, inverse = scale_of(over_lanes(found[0], STEPS), whole)
                 store_scale(sf, sf_row, sf_col, bits, row, col, k, lane)
                 if PIECES == 2:
-                    bits, other = scale_of(over_lanes(found[1], STEPS), whole)
-                    store_scale(sf, sf_row, sf_col, bits, row, col + STEP, k, lane)
-                    codes = codes_of(values, (inverse, other))
+                    bits_of_other, other = scale_of(over_lanes(found[1], STEPS), whole)
+                    store_scale(sf, sf_row, sf_col, bits_of_other, row, col + STEP, k, lane)
+                    codes = codes_of(values, (inverse, other), max(bits, bits_of_other))
                 else:
-                    codes = codes_of(values, (inverse,))
+                    codes = codes_of(values, (inverse,), bits)
             store_codes(q, True, row, col, k, codes, lane)
             row += u32(cuda.gridDim.y) * ROWS
 
@@ -225,7 +224,7 @@ def _build_row(plan: QuantizePlan) -> BuiltCast:
             largest = over_lanes(memory.load_shared_f32(of_warps + index % WARPS * 4), OVER_WARPS)
             bits, inverse = scale_of(largest, np.float32(1))
             memory.store_global_u32_if(index == 0, sf + u64(row) * sf_row, bits)
-            store_codes(q, True, row, col, k, codes_of(values, (inverse,)), lane)
+            store_codes(q, True, row, col, k, codes_of(values, (inverse,), bits), lane)
             row += u32(cuda.gridDim.y)
             cuda.syncthreads()
 

@@ -8,7 +8,7 @@ from dgnumba.arithmetic import fma
 from dgnumba.dtypes import DTYPES
 from dgnumba.integers import u32
 from dgnumba.kernels import cast_registers
-from dgnumba.kernels.quantize_scales import quotient_for
+from dgnumba.kernels.quantize_scales import normal_quotient_for, quotient_for
 from dgnumba.ptx import convert
 
 E4M3 = DTYPES["float8_e4m3fn"]
@@ -96,22 +96,31 @@ def test_poison_is_found_by_the_inverse():
     assert in_a_thread(lambda: cast_registers.is_any_poisoned((clean, poisoned)))
 
 
-def quotients(divisor, mantissas):
-    """x / divisor as the kernels find it, without a division, of these mantissas between 1 and 2."""
-    x = (mantissas.astype(np.uint32) | np.uint32(0x3F800000)).view(np.float32)
+def quotients(divisor, x):
+    """x / divisor, and as the kernels find it, without a division."""
     inverse = np.float32(1) / np.float32(divisor)
     about = x * inverse
     return x / np.float32(divisor), fma(fma(about, np.full_like(x, -divisor), x), np.full_like(x, inverse), about)
 
 
+def of_mantissas(mantissas):
+    return (mantissas.astype(np.uint32) | np.uint32(0x3F800000)).view(np.float32)
+
+
+def near_the_last_binade(divisor, steps):
+    """Float32 by the number of their steps from divisor * 2^-126 on: below it too."""
+    return (np.float32(divisor * 2.0**-126).view(np.uint32).astype(np.int64) + steps).astype(np.uint32).view(np.float32)
+
+
 DIVISORS = [6.0, 7.0, 7.5, 127.0, 448.0]
+TO_THE_LAST = [6.0, 7.0, 127.0, 448.0]  # of 7.5 the remainder may be an odd number of 2^-150
 
 
 @pytest.mark.parametrize("divisor", DIVISORS)
 def test_a_quotient_without_a_division_is_the_true_one(divisor, rng):
     """Of some mantissas, as the device function gives it too; the full run takes all."""
     mantissas = np.concatenate([rng.integers(0, 1 << 23, 100_000), np.arange(2000), (1 << 23) - 1 - np.arange(2000)])
-    expected, found = quotients(divisor, mantissas)
+    expected, found = quotients(divisor, of_mantissas(mantissas))
     assert np.array_equal(expected, found)
     quotient = quotient_for(divisor)
     for x in (expected[:300] * np.float32(divisor)).tolist() + [0.0, 1e-40, 2.0**-126, 2.0**-101, 3.4e38, np.inf, np.nan]:
@@ -119,9 +128,26 @@ def test_a_quotient_without_a_division_is_the_true_one(divisor, rng):
             assert np.array_equal(np.float32(x) / np.float32(divisor), quotient(np.float32(x)), equal_nan=True)
 
 
+@pytest.mark.parametrize("divisor", TO_THE_LAST)
+def test_a_quotient_of_the_last_normal_binade_is_the_true_one(divisor, rng):
+    """And of less 2^-126 or less; of infinity and NaN it is NaN."""
+    steps = np.concatenate([rng.integers(-(1 << 23), 1 << 24, 50_000), np.arange(-1000, 1000)])
+    expected, found = quotients(divisor, near_the_last_binade(divisor, steps))
+    assert np.array_equal(np.maximum(expected, np.float32(2.0**-126)), np.maximum(found, np.float32(2.0**-126)))
+    quotient = normal_quotient_for(divisor)
+    with np.errstate(all="ignore"):
+        for x in near_the_last_binade(divisor, steps[-1500:-500:10]).tolist() + [3.4e38, 1.0, 1e-45, 0.0]:
+            true = np.float32(x) / np.float32(divisor)
+            assert max(true, 2.0**-126) == max(quotient(np.float32(x)), 2.0**-126)
+        assert np.isnan(quotient(np.float32(np.inf))) and np.isnan(quotient(np.float32(np.nan)))
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("divisor", DIVISORS)
 def test_a_quotient_of_every_mantissa_is_the_true_one(divisor):
+    for part in np.array_split(np.arange(-(1 << 23), 1 << 24), 16) if divisor in TO_THE_LAST else ():
+        expected, found = quotients(divisor, near_the_last_binade(divisor, part))
+        assert np.array_equal(np.maximum(expected, np.float32(2.0**-126)), np.maximum(found, np.float32(2.0**-126)))
     for part in np.array_split(np.arange(1 << 23), 8):
-        expected, found = quotients(divisor, part)
+        expected, found = quotients(divisor, of_mantissas(part))
         assert np.array_equal(expected, found)

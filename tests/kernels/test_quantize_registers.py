@@ -4,10 +4,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 from kernels.test_cast_registers import in_a_thread
+from numba import cuda
+from numpy.testing import assert_array_equal
 
+from dgnumba import emu
 from dgnumba.dtypes import DTYPES
-from dgnumba.integers import u32
+from dgnumba.integers import u32, u64
 from dgnumba.kernels import quantize_registers
+from dgnumba.kernels.quantize_scales import scale_for
 from dgnumba.ptx import convert, packed
 from dgnumba.quant.chunk import E2M1_THRESHOLDS
 
@@ -58,6 +62,23 @@ def test_encode(dtype, element, packed, ties_to_zero, rng):
             assert [int(w) for w in in_a_thread(lambda e=encode, w=words, i=inverses: e.operation.body(w, i))] == want
 
 
+@pytest.mark.parametrize("ties_to_zero", [False, True])
+def test_beside_every_half_way_point(ties_to_zero):
+    """The nearest float32 on both sides of each, in every place of a word; inf and NaN where they are clipped."""
+    encode = quantize_registers.encode_for("float32", "float4_e2m1fn", packed=True, ties_to_zero=ties_to_zero)
+    around = np.float32(E2M1_THRESHOLDS).view(np.uint32)[:, None] + np.arange(-4, 5, dtype=np.int64).astype(np.uint32)
+    for sign in (0, 1 << 31):
+        for turn in range(8):
+            x = np.roll(np.resize((around | np.uint32(sign)).ravel().view(np.float32), 64), turn)
+            words = words_of(x, "float32")
+            want = expected(words, "float32", "float4_e2m1fn", (np.float32(1),), True, ties_to_zero)
+            assert [int(w) for w in in_a_thread(lambda w=words: encode.operation.body(w, (np.float32(1),)))] == want
+    clipped = quantize_registers.encode_for("float32", "float4_e2m1fn", packed=True, ties_to_zero=ties_to_zero, clips=True)
+    words = words_of([np.inf, -np.inf, np.nan, 3e38, -7.5, 7, 6, -0.0], "float32")
+    code = int(in_a_thread(lambda: clipped.operation.body(words, (np.float32(1),)))[0])
+    assert code == (0x077F70F7 if ties_to_zero else 0x877F70F7)
+
+
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("clips", [False, True])
 def test_encode_in_pairs(packed, clips, rng):
@@ -98,12 +119,58 @@ def test_amax(dtype, rng):
             np.testing.assert_array_equal(np.array(function(words), np.float32), held)
 
 
+@pytest.mark.parametrize("is_given", [False, True])
+def test_scales_below_one_of_the_tensor(is_given, rng):
+    """Of every size that a tensor's scale may have: (amax / 6 / whole) to nearest from 2^-6 on, else up; ties, the ends, what is not finite."""
+    scale_of, e4m3 = scale_for("nvfp4", "float4_e2m1fn", is_given), DTYPES["float8_e4m3fn"]
+    values = e4m3.decode(np.arange(127)).astype(np.float64)
+
+    def scales(amax, whole, codes, inverses):
+        i = cuda.threadIdx.x
+        code, inverses[i] = scale_of(amax[i], whole)
+        codes[i] = u64(code)
+
+    for exponent in (-116, -101, -100, -60, -1, 0, 7, 100, 116, 117, 118):
+        if not is_given and not -100 <= exponent <= 116:
+            continue  # which no tensor has
+        whole = np.float32(np.ldexp(rng.choice([1.0, 1.25, rng.uniform(1, 2)]), exponent))
+        sizes = np.concatenate(
+            [(values[:-1] + values[1:]) / 2, values, [2.0**-12, 440, *rng.uniform(0, 448, 20), *rng.uniform(0, 0.02, 20)]]
+        )
+        with np.errstate(all="ignore"):
+            amax = (sizes * 6 * np.float64(whole)).astype(np.float32)
+            amax = np.concatenate(
+                [amax, np.nextafter(amax, np.float32(0)), [0, 1e-45, 2.0**-126, *([np.inf, np.nan, 3e38] if is_given else [])]]
+            )
+            amax = np.minimum(amax.astype(np.float32), np.float32(np.inf if is_given else 2700 * np.float64(whole)))
+            size = np.maximum(amax / np.float32(6) / whole, np.float32(2.0**-9))
+            rounded = np.where(size < 2.0**-6, np.ceil(size * 512) / 512, e4m3.decode(e4m3.encode(size))).astype(np.float32)
+            inverse = np.float32(1) / (rounded * whole)
+            codes = e4m3.encode(rounded).astype(np.uint32)
+            inverse[~np.isfinite(amax)], codes[~np.isfinite(amax)] = np.nan, 0x7F
+            found, found_inverse = np.zeros(amax.size, np.uint64), np.zeros(amax.size, np.float32)
+            emu.run(scales, 1, amax.size, (amax, whole, found, found_inverse))
+        assert_array_equal(found, codes)
+        assert_array_equal(found_inverse, inverse)
+
+
 def test_operations_round_as_they_say(rng):
     x, y, z = (rng.standard_normal(200).astype(np.float32) for _ in range(3))
     for a, b, c in zip(x, y, z):
         exact = np.longdouble(a) * np.longdouble(b) + np.longdouble(c)
         up = convert.fma_up(a, b, c)
         assert up >= exact > np.nextafter(up, np.float32(-np.inf))
+    for a, b in zip(np.concatenate([x, x * np.float32(2.0**-140), [0.0, -0.0]]).astype(np.float32), np.resize(y, 402)):
+        exact, cut = np.float64(a) * np.float64(b), convert.multiply_to_zero(a, b)
+        assert abs(cut) <= abs(exact) and np.signbit(cut) == np.signbit(exact)
+        assert abs(exact) < abs(np.float64(np.nextafter(cut, np.float32(np.copysign(np.inf, exact)))))
+        halves = np.array([convert.f32x2_to_f16x2_to_zero(a, b)], np.uint32).view(np.float16)
+        for half, value in zip(halves, (a, b)):
+            assert abs(np.float32(half)) <= abs(value) < abs(np.float32(np.nextafter(half, np.float16(np.copysign(np.inf, value)))))
+            assert np.signbit(half) == np.signbit(value)
+    assert convert.f32x2_to_f16x2_to_zero(np.float32(1e6), np.float32(-np.inf)) == 0xFC007BFF
+    assert convert.f32x2_to_f16x2_to_zero(np.float32(np.nan), np.float32(65535)) == 0x7BFF7FFF
+    assert convert.multiply_to_zero(np.float32(3e38), np.float32(-2)) == np.finfo(np.float32).min
     pairs = rng.integers(0, 1 << 32, (200, 3), dtype=np.uint64).astype(np.uint32)
     with np.errstate(all="ignore"):
         halves = pairs.view(ml_dtypes.bfloat16).astype(np.float64).reshape(200, 3, 2)

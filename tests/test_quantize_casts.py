@@ -165,7 +165,7 @@ def test_the_public_names_are_these():
 def test_rows_that_no_cta_holds():
     assert smxx_quantize_rules.row_shape(32768, False) == (512, 4) and smxx_quantize_rules.row_shape(32769, False) is None
     assert smxx_quantize_rules.row_shape(1, False) == (32, 1) and smxx_quantize_rules.row_shape(1, True) == (32, 2)
-    assert smxx_quantize_rules.row_shape(7168, False) == (512, 1) and smxx_quantize_rules.row_shape(8200, True) == (512, 2)
+    assert smxx_quantize_rules.row_shape(7168, False) == (224, 2) and smxx_quantize_rules.row_shape(8200, True) == (160, 4)
 
 
 def test_arrays_of_a_gpu(monkeypatch, rng):

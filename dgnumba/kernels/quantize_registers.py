@@ -173,10 +173,10 @@ def encode_for(
     def word_of(values: list[Any], inverse: Any, source: Any) -> Any:
         if kind is E4M3:
             return _e4m3_word([v * inverse for v in values], is_native)
-        if kind is E2M1 and by_powers and dtype == "bfloat16":
+        if kind is E2M1 and not (by_powers and dtype == "bfloat16"):
+            return _e2m1_word(values, inverse, bits, ties_to_zero, clips)
+        if kind is E2M1:
             word = _e2m1_word_of_pairs(source, inverse, bits, clips)
-        elif kind is E2M1:
-            word = _e2m1_word(values, inverse, bits, ties_to_zero, clips)
         else:
             word = _integer_word([v * inverse for v in values], kind, bits, clips)
         return select(inverse == inverse, word, u32(0))
@@ -251,7 +251,10 @@ def _integer_word(y: list[Any], kind: Any, bits: int, clips: bool) -> Any:
 
 
 def _e2m1_word(values: Any, inverse: Any, bits: int, ties_to_zero: bool, clips: bool) -> Any:
-    """By way of float16, two at once: byte 1 of each is its sign, three zeros, the code and the first bit behind it, to round by."""
+    """By way of float16, two at once: byte 1 of each is its sign, three zeros, the code and the first bit behind it, to round by.
+
+    Of a NaN the float16 is 0x7fff: with half a step more its code, and the sign, are 0.
+    """
     halves = [_scaled_to_f16(v * inverse, ties_to_zero, clips) for v in values]
     pairs = [convert.f32x2_to_f16x2_to_zero(low, high) for low, high in zip(halves[::2], halves[1::2])]
     fours = [packed.permute_bytes(x, y, 0x7531) for x, y in zip(pairs[::2], pairs[1::2])]

@@ -27,12 +27,12 @@ from ..integers import u32, u64
 from ..ptx import convert, memory, thread
 from .cast_registers import load_for as load_rows_for
 from .quantize_registers import amax_for, encode_for, load_for, store_for
-from .quantize_scales import INFINITY, LARGEST_E4M3, LARGEST_UE8M0, largest_of, scale_for
+from .quantize_scales import INFINITY, LARGEST_E4M3, LARGEST_UE8M0, largest_of, normal_quotient_for, scale_for
 from .smxx_cast_rules import WARP_COLUMNS, WIDTH, BuiltCast
 from .smxx_quantize_rules import AMAX_THREADS, ARGTYPES, PARTIALS, ROWS, UE8M0_RULES, AmaxPlan, QuantizePlan, refusal
 
 FULL, BYTE_OF_1 = 0xFFFFFFFF, 127
-LEAST_GLOBAL, GLOBAL_RANGE = np.float32(2.0**-100), np.float32(448 * 6)
+LEAST_GLOBAL, GLOBAL_RANGE = np.float32(2.0**-100), 448.0 * 6.0
 
 
 def build(plan: QuantizePlan) -> BuiltCast:
@@ -47,6 +47,22 @@ def over_lanes(largest, steps):  # type: ignore[no-untyped-def]
     for step in range(steps):
         largest = convert.max_magnitude(largest, cuda.shfl_xor_sync(FULL, largest, 1 << step))
     return largest
+
+
+@device_function
+def over_warp(largest):  # type: ignore[no-untyped-def]
+    """The largest of all lanes; of numbers from 0 on, or NaN, which are in the order of their bits."""
+    return convert.bits_to_f32(thread.redux_max(convert.f32_to_bits(largest)))
+
+
+@device_function
+def over_cta(largest, of_warps, index, warps):  # type: ignore[no-untyped-def]
+    """The largest of all threads, by way of one number a warp in shared memory."""
+    largest = over_warp(largest)
+    if index % 32 == 0:
+        memory.store_shared_f32(of_warps + index // 32 * 4, largest)
+    cuda.syncthreads()
+    return over_warp(memory.load_shared_f32(of_warps + min(index % 32, warps - 1) * 4))
 
 
 def build_amax(plan: AmaxPlan) -> BuiltCast:
@@ -74,11 +90,7 @@ def build_amax(plan: AmaxPlan) -> BuiltCast:
                 largest = convert.max_magnitude(convert.max_magnitude(largest, kept(found[0])), kept(found[1]))
                 row += u32(cuda.gridDim.y) * WARPS * 2
             col += u32(cuda.gridDim.x) * WARP_COLUMNS
-        largest = over_lanes(largest, 5)
-        if lane == 0:
-            memory.store_shared_f32(of_warps + index // 32 * 4, largest)
-        cuda.syncthreads()
-        largest = over_lanes(memory.load_shared_f32(of_warps + index % WARPS * 4), 4)
+        largest = over_cta(largest, of_warps, index, WARPS)
         number, count = u32(cuda.blockIdx.y) * u32(cuda.gridDim.x) + u32(cuda.blockIdx.x), u32(cuda.gridDim.x) * u32(cuda.gridDim.y)
         memory.store_global_f32_if(index == 0, sf + u64(number) * 4, largest)
         memory.store_global_f32_if((number == 0) & (index >= count) & (index < PARTIALS), sf + u64(index) * 4, np.float32(0))
@@ -147,14 +159,15 @@ def _build_group(plan: QuantizePlan) -> BuiltCast:
     STEPS, STEP = LANES.bit_length() - 1, WARP_COLUMNS
     load, amax = load_for(plan.x_dtype, plan.is_vector, PIECES, STEP), amax_for(plan.x_dtype, PIECES)
     scale_of, codes_of, store_codes = scale_for(plan.rule, plan.element, plan.is_given), _codes(plan), _stores(plan, STEP)
+    quotient = normal_quotient_for(GLOBAL_RANGE)
 
     @device_function
     def of_tensor(above, lane):  # type: ignore[no-untyped-def]
         """The scale of the tensor, or with TENSOR its largest magnitude; 1 where it has none."""
         if PARTIAL:
             a, b = memory.load_global_v4_if(True, above + u64(lane) * 16), memory.load_global_v4_if(True, above + u64(lane) * 16 + 512)
-            largest = over_lanes(largest_of(a, b), 5)
-            return convert.max_magnitude(LEAST_GLOBAL, convert.divide(largest, GLOBAL_RANGE)) if WHOLE else largest
+            largest = over_warp(largest_of(a, b))
+            return convert.max_magnitude(LEAST_GLOBAL, quotient(largest)) if WHOLE else largest
         if WHOLE:
             return memory.load_global_f32(above)
         return np.float32(1)
@@ -176,19 +189,21 @@ def _build_group(plan: QuantizePlan) -> BuiltCast:
     def kernel(x, x_row, x_col, q, sf, sf_row, sf_col, m, k, above, above_out):  # type: ignore[no-untyped-def]
         lane = thread.lane_idx()
         col = u32(cuda.blockIdx.x) * (WARP_COLUMNS * PIECES) + lane * WIDTH
-        row = u32(cuda.blockIdx.y) * ROWS + u32(cuda.threadIdx.x) // 32
-        whole = of_tensor(above, lane)
-        is_first = (col == 0) & (row == 0)
-        if TENSOR:
-            bits, inverse = scale_of(whole, whole)
-            memory.store_global_u32_if(is_first, sf, bits)
-        elif WHOLE and PARTIAL:
-            memory.store_global_f32_if(is_first, above_out, whole)
+        row = u32(cuda.blockIdx.y)
+        if PARTIAL:
+            row = u32(cuda.gridDim.y) - 1 - row  # the last rows first: the pass before has left them in L2
+        row = row * ROWS + u32(cuda.threadIdx.x) // 32
         while row < m:
             values = load(x + u64(row) * x_row + u64(col) * x_col, x_col, True, col, k)
+            whole = of_tensor(above, lane)  # behind the loads, which take longer
+            is_first = (col == 0) & (row == 0)
             if TENSOR:
+                bits, inverse = scale_of(whole, whole)
+                memory.store_global_u32_if(is_first, sf, bits)
                 codes = codes_of(values, (inverse,), bits)
             else:
+                if WHOLE and PARTIAL:
+                    memory.store_global_f32_if(is_first, above_out, whole)
                 found = amax(values)
                 bits, inverse = scale_of(over_lanes(found[0], STEPS), whole)
                 store_scale(sf, sf_row, sf_col, bits, row, col, k, lane)
@@ -207,7 +222,6 @@ def _build_group(plan: QuantizePlan) -> BuiltCast:
 def _build_row(plan: QuantizePlan) -> BuiltCast:
     THREADS, PIECES = plan.group, plan.pieces
     WARPS, STEP = THREADS // 32, THREADS * WIDTH
-    OVER_WARPS = WARPS.bit_length() - 1
     load, amax = load_for(plan.x_dtype, plan.is_vector, PIECES, STEP), amax_for(plan.x_dtype, 1)
     scale_of, codes_of, store_codes = scale_for(plan.rule, plan.element), _codes(plan), _stores(plan, STEP)
 
@@ -217,11 +231,7 @@ def _build_row(plan: QuantizePlan) -> BuiltCast:
         col, row = index * WIDTH, u32(cuda.blockIdx.y)
         while row < m:
             values = load(x + u64(row) * x_row + u64(col) * x_col, x_col, True, col, k)
-            largest = over_lanes(amax(values)[0], 5)
-            if lane == 0:
-                memory.store_shared_f32(of_warps + index // 32 * 4, largest)
-            cuda.syncthreads()
-            largest = over_lanes(memory.load_shared_f32(of_warps + index % WARPS * 4), OVER_WARPS)
+            largest = over_cta(amax(values)[0], of_warps, index, WARPS)
             bits, inverse = scale_of(largest, np.float32(1))
             memory.store_global_u32_if(index == 0, sf + u64(row) * sf_row, bits)
             store_codes(q, True, row, col, k, codes_of(values, (inverse,), bits), lane)

@@ -11,8 +11,8 @@ from .smxx_cast_rules import ARGTYPES as CAST_ARGTYPES
 from .smxx_cast_rules import ITEMSIZE, WARP_COLUMNS, WIDTH, BuiltCast
 
 ROWS = 8
-GROUPS, PIECES_OF_A_ROW, MAX_ROW_THREADS = (16, 32, 64, 128, 256, 512), (1, 2, 4), 512
-PARTIALS, AMAX_THREADS = 256, 512
+GROUPS, PIECES_OF_A_ROW, ROW_THREADS, MAX_ROW_THREADS = (16, 32, 64, 128, 256, 512), (1, 2, 4), 256, 512
+PARTIALS, AMAX_THREADS, REGISTERS = 256, 512, 65536
 UE8M0_RULES = ("rceil", "floor", "ceil", "even")
 RULES = {
     "float8_e4m3fn": ("amax", *UE8M0_RULES),
@@ -101,11 +101,15 @@ def refusal(plan: QuantizePlan) -> str | None:
 
 
 def row_shape(k: int, packed: bool) -> tuple[int, int] | None:
-    """Threads of a CTA that holds a row of k elements, and pieces of each; None: there is no such CTA."""
-    pieces = next((p for p in PIECES_OF_A_ROW if p * MAX_ROW_THREADS * WIDTH >= k and (p > 1 or not packed)), None)
-    if pieces is None:
+    """Threads of a CTA that holds a row of k elements, and pieces of each; None: there is no such CTA.
+
+    Rather more pieces than more threads: a CTA waits for all of its row, and others on the multiprocessor load meanwhile.
+    """
+    if k > PIECES_OF_A_ROW[-1] * MAX_ROW_THREADS * WIDTH:
         return None
-    return max(32, 1 << (-(-k // (WIDTH * pieces)) - 1).bit_length()), pieces
+    fits = (p for p in PIECES_OF_A_ROW if p * ROW_THREADS * WIDTH >= k and (p > 1 or not packed))
+    pieces = next(fits, PIECES_OF_A_ROW[-1])
+    return -(-k // (32 * WIDTH * pieces)) * 32, pieces
 
 
 def grid(plan: QuantizePlan, m: int, k: int) -> tuple[int, int]:
@@ -116,9 +120,10 @@ def grid(plan: QuantizePlan, m: int, k: int) -> tuple[int, int]:
 
 
 def amax_grid(m: int, k: int) -> tuple[int, int]:
-    """CTAs along K and along M, `PARTIALS` together or fewer, as many as there are tiles."""
-    columns = min(-(-k // WARP_COLUMNS), PARTIALS)
-    return columns, max(1, min(PARTIALS // columns, -(-m // (AMAX_THREADS // 32 * 2))))
+    """CTAs along K and along M, `PARTIALS` together or fewer, as many as there are tiles; all with as many tiles, as far as that goes."""
+    columns, tiles = min(-(-k // WARP_COLUMNS), PARTIALS), max(1, -(-m // (AMAX_THREADS // 32 * 2)))
+    turns = -(-tiles // (PARTIALS // columns))
+    return columns, -(-tiles // turns)
 
 
 def threads(plan: QuantizePlan | AmaxPlan) -> int:
@@ -131,11 +136,17 @@ def threads(plan: QuantizePlan | AmaxPlan) -> int:
 def min_ctas(plan: QuantizePlan | AmaxPlan) -> int:
     """CTAs that a multiprocessor is to have registers for.
 
-    NOTE: of groups 5 (48 registers), float32 in two pieces 4 (64), or ptxas takes up to 116 and leaves too few loads in flight.
+    NOTE: of groups 5 (48 registers), float32 in two pieces 4 (64), or ptxas takes up to 116 and leaves too few loads in flight; of rows what
+    leaves 48 beside those that hold the elements.
     """
-    if isinstance(plan, AmaxPlan) or plan.blocks == "row" or not plan.is_vector:
+    if isinstance(plan, AmaxPlan) or not plan.is_vector:
         return 1
-    return 4 if ITEMSIZE[plan.x_dtype] * plan.pieces == 8 or not plan.is_native else 5
+    words = 4 * ITEMSIZE[plan.x_dtype] * plan.pieces
+    if plan.blocks == "row":
+        return max(1, REGISTERS // (plan.group * (48 + words)))
+    if plan.blocks == "tensor" and words == 8 and plan.is_native:
+        return 8
+    return 4 if words == 32 or not plan.is_native else 5
 
 
 @cache

@@ -31,6 +31,20 @@ def uniform(value: u32) -> u32:
     return [value[0]] * len(value)
 
 
+@op("redux.sync.max.u32 {out}, {value}, 0xffffffff;", scope=WARP)
+def redux_max(value: u32) -> u32:
+    """redux.sync.max.u32 - the largest `value` of the warp in every lane; of float32 from 0 on by their bits, NaN above infinity.
+
+    PTX:       ISA 9.0, "redux.sync"; sm_80+
+    Scope:     warp; not to be moved to where only some lanes use the result
+    Args:      value  u32
+    Returns:   u32
+    Lanes:     every lane gives one, and gets the largest
+    Emulates:  exactly
+    """
+    return [max(value)] * len(value)
+
+
 @op("mov.u32 {out}, %cluster_ctarank;", pure=True)
 def cluster_ctarank() -> u32:
     """mov.u32 %cluster_ctarank - the rank of this CTA in its cluster.

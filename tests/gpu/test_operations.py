@@ -85,14 +85,15 @@ def identity(out):
     out[i, 0] = u64(thread.lane_idx())
     out[i, 1] = u64(thread.cluster_ctarank())
     out[i, 2] = u64(thread.uniform(u32(i) // 32))
-    out[i, 3] = u64(thread.mapa(u32(64), thread.cluster_ctarank()) & 0xFFFF)
+    out[i, 3] = u64(thread.redux_max(u32(i) * 2654435761))
+    out[i, 4] = u64(thread.mapa(u32(64), thread.cluster_ctarank()) & 0xFFFF)
 
 
 def test_who_a_thread_is(cupy):
-    pairs = both(cupy, identity, 4, 64, (np.zeros((256, 4), np.uint64),), cluster=2)
+    pairs = both(cupy, identity, 4, 64, (np.zeros((256, 5), np.uint64),), cluster=2)
     emulated, real = pairs[0]
-    assert (emulated[:, :3] == real[:, :3]).all()
-    assert len(set((emulated[:, 3] % 1024).tolist())) == len(set((real[:, 3] % 1024).tolist())) == 1
+    assert (emulated[:, :4] == real[:, :4]).all()
+    assert len(set((emulated[:, 4] % 1024).tolist())) == len(set((real[:, 4] % 1024).tolist())) == 1
 
 
 def matrices(registers, out):

@@ -44,8 +44,10 @@ QUANTIZERS = {
     QuantizePlan("int4", "float32", rule="amax/7.5"): 48,
     QuantizePlan("float8_e4m3fn", "bfloat16", group=32, rule="rceil"): 48,
     QuantizePlan("float8_e4m3fn", "bfloat16", blocks="tensor"): 48,
-    QuantizePlan("int8", "bfloat16", blocks="row", group=512): 64,
-    QuantizePlan("int8", "bfloat16", blocks="row", group=512, pieces=2): 64,
+    QuantizePlan("int8", "bfloat16", blocks="row", group=256): 48,  # 5 CTAs of 256
+    QuantizePlan("int8", "bfloat16", blocks="row", group=224, pieces=2): 48,  # 6 CTAs: 86 KB of loads in flight
+    QuantizePlan("int8", "bfloat16", blocks="row", group=256, pieces=4): 80,  # 3 CTAs: 96 KB
+    QuantizePlan("int8", "float32", blocks="row", group=224, pieces=2): 80,
     QuantizePlan("int8", "float32", blocks="row", group=512, pieces=4): 128,
     QuantizePlan("int4", "bfloat16", blocks="row", group=512, rule="amax/7", packed=True, pieces=4): 128,
     QuantizePlan("float4_e2m1fn", "bfloat16", group=16, rule="nvfp4", is_vector=False): 128,

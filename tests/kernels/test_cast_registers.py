@@ -112,8 +112,8 @@ def near_the_last_binade(divisor, steps):
     return (np.float32(divisor * 2.0**-126).view(np.uint32).astype(np.int64) + steps).astype(np.uint32).view(np.float32)
 
 
-DIVISORS = [6.0, 7.0, 7.5, 127.0, 448.0]
-TO_THE_LAST = [6.0, 7.0, 127.0, 448.0]  # of 7.5 the remainder may be an odd number of 2^-150
+DIVISORS = [6.0, 7.0, 7.5, 127.0, 448.0, 2688.0]
+TO_THE_LAST = [6.0, 7.0, 127.0, 448.0, 2688.0]  # of 7.5 the remainder may be an odd number of 2^-150
 
 
 @pytest.mark.parametrize("divisor", DIVISORS)

@@ -135,6 +135,7 @@ GOLDEN = {
     "mma.m16n8k32_e4m3": _MMA.format(k=32, acc="f32", t="e4m3", r=F),
     "mma.m16n8k32_s8": _MMA.format(k=32, acc="s32", t="s8", r=R),
     "mma.m16n8k64_s4": _MMA.format(k=64, acc="s32", t="s4", r=R),
+    "thread.redux_max": rf"redux\.sync\.max\.u32 {R}, {R}, 0xffffffff;",
     "thread.cluster_ctarank": rf"mov\.u32 {R}, %cluster_ctarank;",
     "thread.griddepcontrol_launch_dependents": r"griddepcontrol\.launch_dependents;",
     "thread.griddepcontrol_wait": r"griddepcontrol\.wait;",

@@ -16,7 +16,7 @@ from dgnumba import emu
 from dgnumba.errors import OutOfBoundsError
 from dgnumba.integers import u32
 from dgnumba.layouts.descriptors import SmemDescriptor, TensorMap, low_word
-from dgnumba.ptx import barrier, convert, fragment, matrix, mbarrier, memory, tma, wgmma
+from dgnumba.ptx import barrier, convert, fragment, matrix, mbarrier, memory, thread, tma, wgmma
 
 BAR, TILE = u32(1024), u32(2048)
 
@@ -324,6 +324,17 @@ def test_predicated_global_stores() -> None:
     values = np.full(8, -7, np.float32)
     launch(kernel, values, threads=4)
     assert values.tolist() == [1, -7, 2, 3, 1, 0, 2, -1]
+
+
+def test_the_largest_of_a_warp() -> None:
+    def kernel(values, out):
+        t = u32(cuda.threadIdx.x)
+        out[t] = thread.redux_max(u32(values[t]))
+
+    values = np.random.default_rng(0).permutation(1 << 32 - 6 << np.arange(64) % 6).astype(np.uint32) | np.arange(64, dtype=np.uint32)
+    out = np.zeros(64, np.uint32)
+    launch(kernel, values, out, threads=64)
+    assert out.tolist() == [max(values[:32])] * 32 + [max(values[32:])] * 32
 
 
 @pytest.mark.parametrize(("low", "high", "bits"), [(1.0, -2.0, 0xC0003F80), (257.0, 259.0, 0x43824380), (float("inf"), 0.0, 0x00007F80)])

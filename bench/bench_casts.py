@@ -129,6 +129,7 @@ def torch_mxfp8(x: Any) -> Any:
 def few_bits() -> list[Case]:
     """The casts of `smxx_quantize`."""
     quantize, fp4, packed = casts.quantize, casts.per_token_cast_to_fp4, {"packed": True, "pieces": 2}
+    rows = [shape for _, n in SHAPES if (shape := smxx_quantize_rules.row_shape(n, packed=False))]
     out = []
     for dtype in ("bfloat16", "float32"):
         size = ITEMSIZE[dtype]
@@ -150,7 +151,7 @@ def few_bits() -> list[Case]:
             Case("quantize", "mxfp8", dtype, lambda x: quantize(x, "mxfp8"), bytes_of(1, 1 / 32), plan("float8_e4m3fn", group=32, rule="rceil"),
                  torch_mxfp8 if is_first else None),
             Case("quantize", "int8_row", dtype, lambda x: quantize(x, "int8_row"), bytes_of(1, 0),
-                 tuple(plan("int8", blocks="row", group=512, pieces=pieces) for pieces in (1, 2)), torch_int8 if is_first else None),
+                 tuple(plan("int8", blocks="row", group=threads, pieces=pieces) for threads, pieces in rows), torch_int8 if is_first else None),
         ]  # fmt: skip
     whole = (AmaxPlan("bfloat16", False), QuantizePlan("float8_e4m3fn", "bfloat16", "tensor"))
     out.append(
@@ -325,10 +326,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile, which takes seconds a case")
-    parser.add_argument("--only", help="cases whose bench or variant contains this")
+    parser.add_argument("--only", nargs="+", default=[""], help="cases whose bench, variant or dtype contains one of these")
     options = parser.parse_args()
     torch.manual_seed(0)
-    todo = [case for case in cases() if not options.only or options.only in f"{case.bench} {case.variant} {case.dtype}"]
+    todo = [case for case in cases() if any(part in f"{case.bench} {case.variant} {case.dtype}" for part in options.only)]
     warm(todo)
     env, flush, rows, failed = environment("python bench/bench_casts.py " + " ".join(sys.argv[1:])), Flush(), [], 0
     for m, n in SHAPES:

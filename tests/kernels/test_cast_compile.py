@@ -34,9 +34,10 @@ MOVES = {
 FP4 = {"element": "float4_e2m1fn", "packed": True, "pieces": 2}
 QUANTIZERS = {
     QuantizePlan(x_dtype="bfloat16", group=32, rule="rceil", **FP4): 48,  # registers: 40 warps of 64 at once, with two pieces each
-    QuantizePlan(x_dtype="bfloat16", group=16, rule="nvfp4", **FP4): 48,
+    QuantizePlan(x_dtype="bfloat16", group=16, rule="nvfp4", **FP4): 40,  # 48 warps
+    QuantizePlan(x_dtype="bfloat16", rule="deepgemm", **FP4): 40,
     QuantizePlan(x_dtype="bfloat16", group=16, rule="nvfp4", is_given=True, **FP4): 48,
-    QuantizePlan(x_dtype="float16", rule="deepgemm", **FP4): 48,
+    QuantizePlan(x_dtype="float16", rule="deepgemm", **FP4): 40,
     QuantizePlan(x_dtype="bfloat16", rule="deepgemm_ue8m0", words=True, **FP4): 48,
     QuantizePlan(x_dtype="float32", group=32, rule="rceil", **FP4): 64,
     QuantizePlan("float4_e2m1fn", "bfloat16", group=32, rule="floor"): 48,

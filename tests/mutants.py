@@ -371,6 +371,7 @@ TRIALS = {
         Few("mxfp8", (1, 32), special=448 * 2.0**-127, is_alone=True),
         Few("nvfp4", (9, 48), "bfloat16"),
         Few("fp4 words", (2, 160)),
+        Few("fp4 words", (2, 160), special=np.inf),
         Few("fp4 words", (2, 256)),
         Few("int4_g128", (2, 256)),
     ],

@@ -168,7 +168,7 @@ def encode_for(
     count = 32 // bits
 
     def emulate(words: Any, inverses: Any) -> Any:
-        return _encoded(_decoded(words, dtype), np.array(inverses, np.float32)[:, None], kind, packed, ties_to_zero)
+        return _encoded(_decoded(words, dtype), np.array(inverses, np.float32)[:, None], kind, packed, ties_to_zero, clips)
 
     def word_of(values: list[Any], inverse: Any, source: Any) -> Any:
         if kind is E4M3:
@@ -206,10 +206,13 @@ def encode_for(
     return encode
 
 
-def _encoded(x: Any, inverses: Any, kind: Any, packed: bool, ties_to_zero: bool) -> tuple[Any, ...]:
+def _encoded(x: Any, inverses: Any, kind: Any, packed: bool, ties_to_zero: bool, clips: bool) -> tuple[Any, ...]:
     """What an `encode` gives, on numbers at once."""
     with np.errstate(all="ignore"):
         y = x.reshape(len(inverses), -1) * inverses
+    assert clips or kind is E4M3 or not np.any(np.abs(y) >= kind.max + (1 if kind is E2M1 else 0.5)), (
+        "beyond the range, where nothing clips"
+    )
     codes = _with_ties_to_zero(y) if ties_to_zero else kind.encode(y, saturate_inf=False)
     codes = np.where(np.isnan(inverses) & (kind is not E4M3), 0, codes).astype(np.uint8).reshape(-1)
     if packed:

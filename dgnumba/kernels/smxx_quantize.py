@@ -3,14 +3,15 @@
 Shapes:    x bf16, fp16 or float32 [M,K], any strides; q one code a byte [M,K], or two of 4 bits [M,K/2], row-major; scales, any strides:
            float32, UE8M0 or e4m3 bytes, or UE8M0 in int32 words of four neighbours along K
 Blocks:    group   1 x 16 to 1 x 512     GROUP / 16 lanes share a block and find its amax by shuffles
-           row     1 x K                 a CTA a row, which it holds: shuffles, then one number a warp through shared memory
+           row     1 x K                 a CTA a row, which it holds: one number a warp through shared memory
            tensor  M x K                 two passes: `build_amax` writes the largest magnitude that each of its CTAs sees, and the cast begins
-                                         with the largest of those; so does NVFP4, whose blocks of 16 have a scale of the tensor above them
+                                         with the largest of those; so does NVFP4, whose blocks of 16 have a scale of the tensor above them.
+                                         The second pass begins with the last rows, of which L2 holds what the first has read last
 Thread:    holds pieces of sixteen elements as they were loaded, 16 bytes at a time, looks at them twice, stores 16 bytes at once. Of two
            codes a byte a piece has but 8 bytes: a thread then holds two pieces, and neighbours exchange halves
 Budget:    memory: 2 (or 4) bytes read and 0.5 or 1 written an element, and again what is read for a second pass. Instructions an element of
-           bfloat16, counted in the SASS: 9 (int4, int8, mxfp8), 10 (mxfp4, two elements at once), 15 (DeepGEMM's e2m1), 18 (nvfp4), of the
-           17 to 20 that an H200 has time for at that rate
+           bfloat16, counted in the SASS: 7 (e4m3 by tensor), 8 (int8 by row), 9 (int4, mxfp8), 10 (mxfp4, DeepGEMM's e2m1), 12 to 13 (nvfp4),
+           of the 12 (codes of 4 bits) to 15 (of 8) that an H200 issues in the time that memory needs: bench/NOTES.md
 Numerics:  as `quant.cast`, bit for bit: amax / largest, then 1 / scale, each rounded to float32, then the product, then the code. A block that
            holds what is not finite has the scale NaN and codes 0 (e4m3: NaN); under DeepGEMM's rules the scale that `quant.fp4` says
 """

@@ -66,6 +66,22 @@ def test_two_ctas_of_packed_codes(rng):
     both(awkward(rng, (2, 1056), BF16), "mxfp4", packing="low_first")
 
 
+@pytest.mark.parametrize("name, columns, options", [("int8_row", 1100, {}), ("int4_row", 2100, {"packing": "low_first"})])
+def test_rows_of_three_warps(name, columns, options, policy, rng):
+    x = awkward(rng, (2, columns), BF16)
+    x[1, -1] = 1e30  # in the last warp
+    with np.errstate(all="ignore"):
+        same(casts.quantize(x, name, **options), casts.quantize(x, name, on="emulator", policy=policy, **options))
+
+
+def test_two_passes_end_where_they_begin(policy, rng):
+    """Rows of several CTAs, the last of them not full: each is cast once, by the scale of all."""
+    x = rng.standard_normal((21, 64)).astype(BF16)
+    x[20, 63] = 50
+    for name in ("nvfp4", "fp8_tensor"):
+        same(quant.quantize(x, name), casts.quantize(x, name, on="emulator", policy=policy))
+
+
 @pytest.mark.parametrize("name, rule", [("mxfp4", r) for r in ("floor", "ceil", "even")] + [("mxfp8", "even"), ("int4_g16", "amax/7.5")])
 def test_rules(name, rule, policy, rng):
     x = awkward(rng, (3, 96), np.float32)

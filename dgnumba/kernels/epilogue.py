@@ -21,6 +21,13 @@ from ..ptx import Fragment, TensorMapArg, barrier, convert, matrix, memory, thre
 from ..ptx.addend import add_rows_for
 from .epilogue_rules import WARP_STAGING_BYTES, panel_columns
 
+STORES = {
+    "bfloat16": (memory.store_global_bf16_if, 2),
+    "float16": (memory.store_global_f16_if, 2),
+    "float32": (memory.store_global_f32_if, 4),
+}
+"""Output dtype -> what stores an element, and its bytes."""
+
 
 class Output(NamedTuple):
     """Where D goes, and where C lies: D's place where there is none. Addresses, and bytes of a row."""

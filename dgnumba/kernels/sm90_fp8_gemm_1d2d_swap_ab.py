@@ -25,17 +25,10 @@ from ..integers import u32, u64
 from ..layouts.descriptors import SmemDescriptor, TensorMap, low_word
 from ..ptx import Fragment, barrier, fragment, mbarrier, memory, thread, tma, unrolled, wgmma
 from ..ptx.addend import add_columns_for, load_element_for
-from .epilogue import Output
+from .epilogue import STORES, Output
 from .pipeline import FULL_ARRIVALS, Slot, empty_arrivals, next_slot
 from .sm90_fp8_gemm_1d2d_swap_ab_rules import smem, threads
 from .spec import Built, GemmPlan
-
-STORES = {
-    "bfloat16": (memory.store_global_bf16_if, 2),
-    "float16": (memory.store_global_f16_if, 2),
-    "float32": (memory.store_global_f32_if, 4),
-}
-"""Output dtype -> what stores an element, and its bytes."""
 
 
 def _store_for(plan: GemmPlan) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ Barriers:  one __syncthreads, before the warps' sums are added
 Tile:      NUM_STAGES blocks of K are asked for; then, one by one: mma.sync -> total += acc * (SFA of the column * SFB) -> ask for another
 Budget:    registers on their way: what counts is bytes, and nothing that stands before the first of them: no tensor map, no barrier, no ring
 Order:     a tile's sums are added in the order of the warps, so that a result has the same bits every run
-Follows:   nobody; the lanes' layout is that of mma.sync (PTX ISA 9.0, "mma.m16n8k32") with K permuted, see `load_rows_for`
+Follows:   nobody; the lanes' layout is that of mma.sync (PTX ISA 9.0, "mma.m16n8k32") with K permuted, see `gemv_parts.load_rows_for`
 
 A kernel that only reads needs 27.0 us for the 117 MB of 7168x16384 and 2.5 us for the 4 MB of 576x7168; rings filled by TMA stay 1 to 2 us above that
 (H200, 2026-11-29, bench/NOTES.md).
@@ -21,62 +21,11 @@ from numba import cuda
 
 from .._numba import device_function
 from ..integers import u32, u64
-from ..ptx import Fragment, Imm, Registers, fragment, memory, mma, select, thread, unrolled
-from ..ptx.fragment import Held
+from ..ptx import Fragment, Imm, Registers, fragment, memory, mma, thread, unrolled
+from .epilogue import Output
+from .gemv_parts import add_up_for, load_rows_for, load_scales_for, row_offsets_for, scale_offsets_for, store_partial
 from .sm90_fp8_gemv_1d2d_rules import smem, threads
 from .spec import Built, GemmPlan
-
-
-def load_rows_for(rows: int, is_once: bool) -> Callable[..., Any]:
-    """The operation `load(base, offsets, k)`: this lane's share of 128 bytes of `rows` rows, eight registers each."""
-    load_16 = memory.load_global_v4_once if is_once else memory.load_global_v4
-
-    @unrolled
-    def load(base: u64, offsets: Registers(rows), k: u32) -> Registers(8 * rows):  # type: ignore[valid-type]
-        """ld.global.nc.v4 - two times 16 bytes of each row, 64 bytes apart.
-
-        Lane 4g + t has 16 neighbouring bytes at 16t of each 64: two instructions' words of K for the tensor core, which takes the bytes 4t..
-        and 16 + 4t.. of 32. So the order of K is another one, the same for weights and tokens, which does not change the sum.
-
-        PTX:       ISA 9.0, "ld.global.nc"
-        Scope:     thread
-        Args:      base     u64  global address of the operand
-                   offsets  u32 registers: bytes from there to this lane's first 16 of each row
-                   k        u32  byte of the row where the block begins
-        Returns:   u32 registers
-        Lanes:     layouts.lanes.MMA_A, MMA_B: words 2i and 2i + 1 of a row are those of instruction i
-        Emulates:  exactly
-        """
-        words: tuple[Any, ...] = ()
-        for row in range(rows):
-            at = base + (offsets[row] + k)
-            words = (*words, *load_16(at), *load_16(at + 64))
-        return words
-
-    return load
-
-
-def load_scales_for(count: int) -> Callable[..., Any]:
-    """The operation `load(base, offsets)`: the scales of this lane's tokens, one register each."""
-
-    def values(base: Any, offsets: Any) -> tuple[Any, ...]:
-        return tuple(memory.load_global_f32(base + offsets[i]) for i in range(count))
-
-    @unrolled(emulate=lambda base, offsets: Held(np.array(values(base, offsets), np.float32)))
-    def load(base: u64, offsets: Registers(count)) -> Fragment(count):  # type: ignore[valid-type]
-        """ld.global.f32 - the scales of two tokens of every eight.
-
-        PTX:       ISA 9.0, "ld"
-        Scope:     thread
-        Args:      base     u64  global address of the block's scales
-                   offsets  u32 registers: bytes from there
-        Returns:   a fragment
-        Lanes:     layouts.lanes.MMA_ACCUMULATOR: registers 4j + {0, 1} and 4j + {2, 3} take pair j
-        Emulates:  exactly
-        """
-        return values(base, offsets)
-
-    return load
 
 
 def multiply_for(tokens: int, dtype: str) -> Callable[..., Any]:
@@ -120,76 +69,16 @@ class Operands(NamedTuple):
     of_scales: Any
 
 
-@unrolled
-def store_partial(total: Fragment, address: u32) -> None:
-    """st.shared.f32 - register i of a fragment to `address` + 128 i.
-
-    PTX:       ISA 9.0, "st"
-    Scope:     thread
-    Args:      total    float32 fragment
-               address  u32  shared address of this lane's first
-    Returns:   nothing
-    Emulates:  exactly
-    """
-    for i in range(len(total)):
-        memory.store_shared_f32(address + 128 * i, total[i])
-
-
-def _least(x: Any, y: Any) -> Any:
-    return select(x < y, x, y)
-
-
-def row_offsets_for(groups: int) -> Callable[..., Any]:
-    """The operation `offsets(row, last, pitch, chunk)` of a lane's rows: one of every eight."""
-
-    @unrolled
-    def offsets(row: u32, last: u32, pitch: u32, chunk: u32) -> Registers(groups):  # type: ignore[valid-type]
-        """min.u32, mad.lo.u32 - bytes from the operand's begin to this lane's 16 of each row; a row past the last counts as the last.
-
-        PTX:       ISA 9.0, "min", "mad"
-        Scope:     thread
-        Args:      row    u32  of the first eight
-                   last   u32  row
-                   pitch  u32  bytes of a row
-                   chunk  u32  byte of the row
-        Returns:   u32 registers
-        Emulates:  exactly
-        """
-        return tuple(_least(row + 8 * group, last) * pitch + chunk for group in range(groups))
-
-    return offsets
-
-
-def scale_offsets_for(count: int) -> Callable[..., Any]:
-    """The operation `offsets(token, last)` of a lane's scales: two of every eight tokens."""
-
-    @unrolled
-    def offsets(token: u32, last: u32) -> Registers(count):  # type: ignore[valid-type]
-        """min.u32 - bytes from a block's first scale to those of this lane's tokens; one past the last counts as the last.
-
-        PTX:       ISA 9.0, "min"
-        Scope:     thread
-        Args:      token  u32  this lane's first
-                   last   u32  token
-        Returns:   u32 registers
-        Emulates:  exactly
-        """
-        return tuple(_least(token + (8 * (i // 2) + i % 2), last) * 4 for i in range(count))
-
-    return offsets
-
-
 def build(plan: GemmPlan) -> Built:
     """The kernel `kernel(a_ptr, b_ptr, sfa_ptr, sfb_ptr, d_ptr, a_pitch, b_pitch, sfa_pitch, sfb_pitch, d_pitch, m, n, k)`; pitches are bytes."""
     BLOCK_M, BLOCK_N, WARPS, DEPTH = plan.block_m, plan.block_n, plan.warps, plan.num_stages
-    GROUPS, SCALES, SUMS = BLOCK_M // 8, BLOCK_M // 4, BLOCK_M // 2
-    THREADS, OUTPUTS, SUMS_BYTES = threads(plan), BLOCK_N * BLOCK_M, 64 * BLOCK_M
-    ELEMENT = 2 if plan.d_dtype == "bfloat16" else 4
+    GROUPS, SCALES, SUMS, SUMS_BYTES = BLOCK_M // 8, BLOCK_M // 4, BLOCK_M // 2, 64 * BLOCK_M
+    THREADS = threads(plan)
 
     load_weights, load_tokens, load_scales = load_rows_for(2, is_once=True), load_rows_for(GROUPS, is_once=False), load_scales_for(SCALES)
     weight_offsets, token_offsets, scale_offsets = row_offsets_for(2), row_offsets_for(GROUPS), scale_offsets_for(SCALES)
     multiply, promote = multiply_for(BLOCK_M, plan.a_dtype), fragment.promote_columns
-    store_one = memory.store_global_bf16_if if plan.d_dtype == "bfloat16" else memory.store_global_f32_if
+    add_up = add_up_for(plan, THREADS)
 
     @device_function
     def fetch(block, at):  # type: ignore[no-untyped-def]
@@ -241,22 +130,6 @@ def build(plan: GemmPlan) -> Built:
                 block += WARPS
         return total
 
-    @device_function
-    def add_up(smem_partial, d_ptr, d_pitch, m, n, n_idx):  # type: ignore[no-untyped-def]
-        """Add the sums of the warps that share rows, in their order, and store."""
-        i = u32(cuda.threadIdx.x)
-        while i < OUTPUTS:
-            group, inside = i // (16 * BLOCK_M), i % (16 * BLOCK_M)
-            partial = smem_partial + group * (WARPS * SUMS_BYTES) + inside * 4
-            total = memory.load_shared_f32(partial)
-            for warp in range(1, WARPS):
-                total = total + memory.load_shared_f32(partial + warp * SUMS_BYTES)
-            register, lane_idx = inside // 32, inside % 32
-            token = register // 4 * 8 + lane_idx % 4 * 2 + register % 2
-            row = n_idx + group * 16 + register % 4 // 2 * 8 + lane_idx // 4
-            store_one(token < m and row < n, d_ptr + u64(token) * d_pitch + u64(row) * ELEMENT, total)
-            i += THREADS
-
     def kernel(a_ptr, b_ptr, sfa_ptr, sfb_ptr, d_ptr, a_pitch, b_pitch, sfa_pitch, sfb_pitch, d_pitch, m, n, k):  # type: ignore[no-untyped-def]
         smem_partial = memory.shared_address(cuda.shared.array(0, np.uint8, alignment=16))
         warp_idx = thread.uniform(u32(cuda.threadIdx.x) // 32)
@@ -272,7 +145,7 @@ def build(plan: GemmPlan) -> Built:
         total = sums(warp_idx % WARPS, k // 128, at)
         store_partial(total, smem_partial + warp_idx * SUMS_BYTES + lane_idx * 4)
         cuda.syncthreads()
-        add_up(smem_partial, d_ptr, d_pitch, m, n, n_idx)
+        add_up(smem_partial, Output(d_ptr, d_ptr, d_pitch, d_pitch), u32(0), m, n, n_idx)
 
     argtypes = (u64,) * 5 + (u32, u32, u64, u64, u64) + (u32, u32, u32)
     return Built(kernel, argtypes, THREADS, smem(plan), 1)

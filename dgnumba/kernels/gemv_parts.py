@@ -1,0 +1,180 @@
+"""What the kernels for very few rows share: loads of weights and tokens into registers, K permuted, and the sums of the warps that share a tile."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from .._numba import device_function
+from ..integers import u32, u64
+from ..ptx import Fragment, Registers, memory, select, thread, unrolled
+from ..ptx.addend import load_element_for
+from ..ptx.fragment import Held
+from .epilogue import STORES
+from .spec import GemmPlan
+
+
+def load_rows_for(rows: int, is_once: bool, pieces: int = 2) -> Callable[..., Any]:
+    """The operation `load(base, offsets, k)`: this lane's share of `pieces` times 64 bytes of `rows` rows, four registers each."""
+    load_16 = memory.load_global_v4_once if is_once else memory.load_global_v4
+
+    @unrolled
+    def load(base: u64, offsets: Registers(rows), k: u32) -> Registers(4 * pieces * rows):  # type: ignore[valid-type]
+        """ld.global.nc.v4 - 16 bytes of each row, and, where there are two pieces, those 64 bytes further on.
+
+        Lane 4g + t has 16 neighbouring bytes at 16t of each 64: two instructions' words of K for the tensor core, which takes the bytes 4t..
+        and 16 + 4t.. of 32. So the order of K is another one, the same for weights and tokens, which does not change the sum.
+
+        PTX:       ISA 9.0, "ld.global.nc"
+        Scope:     thread
+        Args:      base     u64  global address of the operand
+                   offsets  u32 registers: bytes from there to this lane's first 16 of each row
+                   k        u32  byte of the row where the block begins
+        Returns:   u32 registers
+        Lanes:     layouts.lanes.MMA_A, MMA_B: words 2i and 2i + 1 of a row are those of instruction i
+        Emulates:  exactly
+        """
+        words: tuple[Any, ...] = ()
+        for row in range(rows):
+            at = base + (offsets[row] + k)
+            for piece in range(pieces):
+                words = (*words, *load_16(at + 64 * piece))
+        return words
+
+    return load
+
+
+def load_scales_for(count: int) -> Callable[..., Any]:
+    """The operation `load(base, offsets)`: the scales of this lane's tokens, one register each."""
+
+    def values(base: Any, offsets: Any) -> tuple[Any, ...]:
+        return tuple(memory.load_global_f32(base + offsets[i]) for i in range(count))
+
+    @unrolled(emulate=lambda base, offsets: Held(np.array(values(base, offsets), np.float32)))
+    def load(base: u64, offsets: Registers(count)) -> Fragment(count):  # type: ignore[valid-type]
+        """ld.global.f32 - the scales of two tokens of every eight.
+
+        PTX:       ISA 9.0, "ld"
+        Scope:     thread
+        Args:      base     u64  global address of the block's scales
+                   offsets  u32 registers: bytes from there
+        Returns:   a fragment
+        Lanes:     layouts.lanes.MMA_ACCUMULATOR: registers 4j + {0, 1} and 4j + {2, 3} take pair j
+        Emulates:  exactly
+        """
+        return values(base, offsets)
+
+    return load
+
+
+@unrolled
+def store_partial(total: Fragment, address: u32) -> None:
+    """st.shared.f32 - register i of a fragment to `address` + 128 i.
+
+    PTX:       ISA 9.0, "st"
+    Scope:     thread
+    Args:      total    float32 fragment
+               address  u32  shared address of this lane's first
+    Returns:   nothing
+    Emulates:  exactly
+    """
+    for i in range(len(total)):
+        memory.store_shared_f32(address + 128 * i, total[i])
+
+
+def _least(x: Any, y: Any) -> Any:
+    return select(x < y, x, y)
+
+
+def row_offsets_for(groups: int) -> Callable[..., Any]:
+    """The operation `offsets(row, last, pitch, chunk)` of a lane's rows: one of every eight."""
+
+    @unrolled
+    def offsets(row: u32, last: u32, pitch: u32, chunk: u32) -> Registers(groups):  # type: ignore[valid-type]
+        """min.u32, mad.lo.u32 - bytes from the operand's begin to this lane's 16 of each row; a row past the last counts as the last.
+
+        PTX:       ISA 9.0, "min", "mad"
+        Scope:     thread
+        Args:      row    u32  of the first eight
+                   last   u32  row
+                   pitch  u32  bytes of a row
+                   chunk  u32  byte of the row
+        Returns:   u32 registers
+        Emulates:  exactly
+        """
+        return tuple(_least(row + 8 * group, last) * pitch + chunk for group in range(groups))
+
+    return offsets
+
+
+def scale_offsets_for(count: int) -> Callable[..., Any]:
+    """The operation `offsets(token, last)` of a lane's scales: two of every eight tokens."""
+
+    @unrolled
+    def offsets(token: u32, last: u32) -> Registers(count):  # type: ignore[valid-type]
+        """min.u32 - bytes from a block's first scale to those of this lane's tokens; one past the last counts as the last.
+
+        PTX:       ISA 9.0, "min"
+        Scope:     thread
+        Args:      token  u32  this lane's first
+                   last   u32  token
+        Returns:   u32 registers
+        Emulates:  exactly
+        """
+        return tuple(_least(token + (8 * (i // 2) + i % 2), last) * 4 for i in range(count))
+
+    return offsets
+
+
+def add_up_for(plan: GemmPlan, num_threads: int) -> Any:
+    """The device function `add_up(smem_partial, out, rank, m, n, n_idx)`: adds the sums of the warps that share rows, in their order, and stores.
+
+    Behind `smem_partial` the sums of all warps, `store_partial`'s: those that share a tile's first 16 rows, then those of the next. The CTAs of a
+    cluster share the tile too; each adds up a part of it, CTA after CTA, and `rank` says which.
+    """
+    BLOCK_M, WARPS, THREADS = plan.block_m, plan.warps, num_threads
+    OUTPUTS, SUMS_BYTES, WITH_C = plan.block_n * plan.block_m, 64 * plan.block_m, plan.with_c
+    SPLIT = plan.cluster
+    store_one, ELEMENT = STORES[plan.d_dtype]
+    load_addend = load_element_for(plan.d_dtype)
+
+    @device_function
+    def sum_of(partial):  # type: ignore[no-untyped-def]
+        """The sum of this CTA's warps."""
+        total = memory.load_shared_f32(partial)
+        for warp in range(1, WARPS):
+            total = total + memory.load_shared_f32(partial + warp * SUMS_BYTES)
+        return total
+
+    @device_function
+    def sum_there(partial, rank):  # type: ignore[no-untyped-def]
+        """The sum of another CTA's warps."""
+        there = thread.mapa(partial, rank)
+        total = memory.load_cluster_f32(there)
+        for warp in range(1, WARPS):
+            total = total + memory.load_cluster_f32(there + warp * SUMS_BYTES)
+        return total
+
+    @device_function
+    def add_up(smem_partial, out, rank, m, n, n_idx):  # type: ignore[no-untyped-def]
+        i = rank * THREADS + u32(cuda.threadIdx.x)
+        while i < OUTPUTS:
+            group, inside = i // (16 * BLOCK_M), i % (16 * BLOCK_M)
+            partial = smem_partial + group * (WARPS * SUMS_BYTES) + inside * 4
+            if SPLIT == 1:
+                total = sum_of(partial)
+            else:
+                total = sum_there(partial, u32(0))
+                for peer in range(1, SPLIT):
+                    total = total + sum_there(partial, u32(peer))
+            register, lane_idx = inside // 32, inside % 32
+            token = register // 4 * 8 + lane_idx % 4 * 2 + register % 2
+            row = n_idx + group * 16 + register % 4 // 2 * 8 + lane_idx // 4
+            is_inside = token < m and row < n
+            if WITH_C:
+                total = total + load_addend(is_inside, out.c_ptr + u64(token) * out.c_pitch + u64(row) * ELEMENT)[0]
+            store_one(is_inside, out.d_ptr + u64(token) * out.d_pitch + u64(row) * ELEMENT, total)
+            i += THREADS * SPLIT
+
+    return add_up

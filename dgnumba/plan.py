@@ -129,11 +129,15 @@ def _offered(
 
 
 def named(name: str, problem: GemmProblem, device: Device, batch_invariant: bool = False) -> Choice:
-    """The plan of this name (`GemmPlan.name`), of the first kernel that can run it. Raises `PlanError` saying why none can."""
+    """The plan of this name (`GemmPlan.name`), of the first kernel that can run it, or of the one named before it.
+
+    Raises `PlanError` saying why none can.
+    """
     choices = choices_named(name)
+    kernels = [kernel_named(choices.pop("kernel"))] if "kernel" in choices else KERNELS
     given = {f"{operand}_dtype": getattr(problem, f"{operand}_dtype").name for operand in "abd"}
     reasons: dict[str, str] = {}
-    for kernel in KERNELS:
+    for kernel in kernels:
         try:
             plan = GemmPlan(kernel.NAME, **choices, **given, with_c=problem.with_c, row_scales=problem.row_scales and kernel.ROW_SCALES)
             return validate(plan, problem, device, batch_invariant)

@@ -350,7 +350,8 @@ def test_every_candidate_is_found_by_its_name():
 )
 def test_what_is_no_name_of_a_plan_is_refused(name):
     with pytest.raises(
-        PlanError, match=r"plan: expected BLOCK_MxBLOCK_NxBLOCK_K s<stages>.*overlap, rotate, widen, as .*, got " + repr(name)
+        PlanError,
+        match=r"plan: expected BLOCK_MxBLOCK_NxBLOCK_K s<stages>.*overlap, rotate, widen, then w<warps>, as .*, got " + repr(name),
     ):
         named(name, GemmProblem(64, 64, 128), H200)
 

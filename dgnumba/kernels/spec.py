@@ -57,31 +57,32 @@ class GemmPlan:
         return f"{self.block_m}x{self.block_n}x{self.block_k} s{self.num_stages}{shared} {self.epilogue}{loop}"
 
 
-_NAME = re.compile(r"(\d+)x(\d+)x(\d+) s(\d+)(?: c(\d+)([ABK]))? (\w+)((?: \w+)*)")
+_NAME = re.compile(r"(?:(sm\w+) )?(\d+)x(\d+)x(\d+) s(\d+)(?: c(\d+)([ABK]))? (\w+)((?: \w+)*?)(?: w(\d+))?")
 FROM_PROBLEM = ("with_c", "row_scales")
 """Of a plan's fields those that, beside the types, no name says: the problem decides them."""
 _SWITCHES = {field.name for field in fields(GemmPlan) if field.default is False}.difference(FROM_PROBLEM)
 
 
 def choices_named(name: str) -> dict[str, Any]:
-    """The fields of a plan that its name says. Raises `PlanError` for what is no such name.
+    """The fields of a plan that its name says, `kernel` among them if that stands before it. Raises `PlanError` for what is no such name.
 
     >>> choices_named("256x128x128 s4 c2A warp rotate")["multicast"]
     'A'
     """
     found = _NAME.fullmatch(" ".join(name.split()))
-    switches = found[8].split() if found else []
+    switches = found[9].split() if found else []
     if found is None or not _SWITCHES.issuperset(switches):
         words = f", then any of {', '.join(sorted(_SWITCHES))}" if _SWITCHES else ""
         raise PlanError(
             "plan: expected BLOCK_MxBLOCK_NxBLOCK_K s<stages>, c<CTAs of a cluster> and A, B (the operand they share) or K (which they split), "
-            f"the epilogue{words}, as '256x128x128 s4 c2A warp rotate' or '64x64x128 s12 tma', got {name!r}"
+            f"the epilogue{words}, then w<warps>, as '256x128x128 s4 c2A warp rotate', '64x64x128 s12 tma' or, with the kernel's name before it, "
+            f"'sm90_fp8_gemv_1d2d 8x16x128 s2 registers w16', got {name!r}"
         )
-    block_m, block_n, block_k, num_stages = map(int, found.group(1, 2, 3, 4))
-    cluster, multicast = (int(found[5]), found[6].replace("K", "") or None) if found[5] else (1, None)
-    return {
+    block_m, block_n, block_k, num_stages = map(int, found.group(2, 3, 4, 5))
+    cluster, multicast = (int(found[6]), found[7].replace("K", "") or None) if found[6] else (1, None)
+    return ({"kernel": found[1]} if found[1] else {}) | {
         "block_m": block_m, "block_n": block_n, "block_k": block_k, "num_stages": num_stages, "cluster": cluster, "multicast": multicast,
-        "epilogue": found[7], **dict.fromkeys(switches, True),
+        "epilogue": found[8], "warps": int(found[10] or 0), **dict.fromkeys(switches, True),
     }  # fmt: skip
 
 

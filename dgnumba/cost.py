@@ -16,7 +16,7 @@ another; memory runs beside all of them:
     memory    operands, what L2 cannot keep from round to round, the output, and dirty lines to be written back
 
 Every quantity comes from the plan, the problem and the `Device`; no measured shape is looked up. `bench/fit_cost.py` fits `Constants` to
-bench/results/tune_h200.json with this very code. `sm90_fp8_gemv_1d2d` has a model of its own, `cost_gemv`.
+bench/results/tune_h200.json with this very code. The kernels for very few rows have a model of their own, `cost_gemv`.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ def _turned(price: Estimate, us: float) -> Estimate:
 
 def is_priced_together(kernel: str) -> bool:
     """Whether plans of a kernel are priced by `work_of` and `price`, many and for many extents at once; not by a model of their own."""
-    return kernel not in (cost_gemv.NAME, sm80_gemm_rules.NAME)
+    return kernel not in OWN_MODELS
 
 
 def _streamed(plan: GemmPlan, problem: GemmProblem, device: Device) -> Estimate:
@@ -279,7 +279,7 @@ def _portable(plan: GemmPlan, problem: GemmProblem, device: Device) -> Estimate:
     return Estimate(total, tensor, max(load, smem), load, latency, 0.0, epilogue, memory, LAUNCH)
 
 
-OWN_MODELS = {cost_gemv.NAME: _streamed, sm80_gemm_rules.NAME: _portable}
+OWN_MODELS = {**dict.fromkeys(cost_gemv.NAMES, _streamed), sm80_gemm_rules.NAME: _portable}
 """By kernel: what prices a plan where the model of tiles and rounds does not fit."""
 
 

@@ -18,7 +18,7 @@ from dgnumba.testing import exact_problem
 H200 = Device.named("h200")
 KERNEL_OF = {kernel.NAME: kernel for kernel in KERNELS}
 DENSE, SWAPPED, PORTABLE = KERNEL_OF["sm90_fp8_gemm_1d2d"], KERNEL_OF["sm90_fp8_gemm_1d2d_swap_ab"], KERNEL_OF["sm80_gemm"]
-SKINNY = KERNEL_OF["sm90_fp8_gemv_1d2d"]
+SKINNY, SKINNY_RS = KERNEL_OF["sm90_fp8_gemv_1d2d"], KERNEL_OF["sm90_fp8_gemv_1d2d_rs"]
 
 DENSE_BLOCK_MS, DENSE_BLOCK_NS = (16, 32, 64, 128, 256), tuple(range(16, 193, 16))
 DENSE_EPILOGUES = {"tma": ("bfloat16", "float16"), "warp": ("bfloat16", "float16"), "direct": ("float32",)}
@@ -43,6 +43,13 @@ def swapped(block_m, block_n, num_stages=2, *, split=1, block_k=128, d_dtype="bf
 def skinny(block_m, depth=1, warps=2, *, block_n=16, d_dtype="bfloat16"):
     """A plan of the kernel for very few rows."""
     return GemmPlan(SKINNY.NAME, block_m, block_n, depth, d_dtype=d_dtype, epilogue="registers", warps=warps)
+
+
+def skinny_rs(block_m, depth=1, groups=1, *, block_n=16, split=1, d_dtype="bfloat16", **more):
+    """A plan of the kernel for few rows that multiplies by wgmma, of this many warpgroups."""
+    return GemmPlan(
+        SKINNY_RS.NAME, block_m, block_n, depth, d_dtype=d_dtype, epilogue="registers", warps=groups * 64 // block_n, cluster=split, **more
+    )
 
 
 def portable(dtype, block_m, block_n, num_stages=3, *, d_dtype=None, **more):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from cases import DENSE, H200, KERNEL_OF, SKINNY, SWAPPED, dense_problems
+from cases import DENSE, H200, KERNEL_OF, SKINNY, SKINNY_RS, SWAPPED, dense_problems
 
 from dgnumba import _numba
 from dgnumba.assemble import ptxas
@@ -58,6 +58,8 @@ def expected_wgmma(plan: GemmPlan) -> int:
     """wgmmas in the PTX: four steps of 32 for each place in the source that issues a block's products."""
     if plan.kernel == SKINNY.NAME:
         return 0  # mma.sync
+    if plan.kernel == SKINNY_RS.NAME:
+        return 4 * plan.num_stages
     if plan.kernel == SWAPPED.NAME:
         return 4 * (plan.block_k // 128)
     waves = 2 if plan.block_m == 256 else 1
@@ -70,7 +72,7 @@ def expected_wgmma(plan: GemmPlan) -> int:
 def problems_with(plan: GemmPlan, got: Compiled) -> list[str]:
     """What is wrong with a compiled plan; empty when nothing is."""
     body = re.sub(r"//.*", "", got.ptx)
-    n = plan.block_m if plan.kernel == SWAPPED.NAME else plan.block_n
+    n = SKINNY_RS.columns(plan) if plan.kernel == SKINNY_RS.NAME else plan.block_m if plan.kernel == SWAPPED.NAME else plan.block_n
     widths = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k32\.f32\.e4m3\.e4m3", body))
     rules = {
         f"{got.spilled} bytes spilled": got.spilled == 0,

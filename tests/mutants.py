@@ -14,7 +14,22 @@ from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
-from cases import DENSE, H200, PORTABLE, SKINNY, SWAPPED, addend, expected_of, plan, portable, run_plan, skinny, swapped
+from cases import (
+    DENSE,
+    H200,
+    PORTABLE,
+    SKINNY,
+    SKINNY_RS,
+    SWAPPED,
+    addend,
+    expected_of,
+    plan,
+    portable,
+    run_plan,
+    skinny,
+    skinny_rs,
+    swapped,
+)
 from kernels.int4_products import INT4, PORTABLE_INT4, Int4Product
 
 from dgnumba import casts, emu, quant, scale_moves
@@ -297,6 +312,17 @@ TRIALS = {
         # every number of blocks of K from none for a warp to a second round of all that are on their way
         Several(tuple(Product(skinny(8, 4, 1), 3, 16, 128 * blocks, 132) for blocks in range(1, 8))),
         Product(skinny(8, 1, 2), 3, 16, 128, 132),
+    ],
+    SKINNY_RS.NAME: [
+        Product(skinny_rs(16, 1, 2, block_n=64), 9, 70, 640, 132),
+        Product(skinny_rs(16, 1, 1, block_n=32), 13, 40, 768, 132),
+        Product(skinny_rs(8, 1, 1), 3, 20, 1024, 132),
+        Product(skinny_rs(16, 3, 1, block_n=64, with_c=True), 13, 70, 1280, 132),
+        # every number of steps from none for a warpgroup to a second round of all that are on their way
+        Several(tuple(Product(skinny_rs(16, 3, 1, block_n=64), 3, 16, 128 * steps, 132) for steps in range(1, 6))),
+        Product(skinny_rs(16, 1, 2, block_n=64), 3, 16, 128, 132),
+        Product(skinny_rs(16, 1, 4, block_n=64), 3, 16, 1024, 132),
+        Product(skinny_rs(16, 1, 1, block_n=64, split=2), 9, 70, 640, 132),
     ],
     PORTABLE.NAME: [
         Product(portable("float8_e4m3fn", 16, 64), 16, 60, 640, 132),

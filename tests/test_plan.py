@@ -8,11 +8,13 @@ from cases import DENSE, H200, KERNEL_OF, SWAPPED, dense_problems, plan, swapped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dgnumba import layer_plans
+from dgnumba.cost_gemv import is_predicted
 from dgnumba.device import KNOWN, Device
 from dgnumba.dtypes import DTYPES
 from dgnumba.errors import PlanError, UnsupportedError
 from dgnumba.kernels import KERNELS, GemmPlan
-from dgnumba.plan import choose, estimate, kernel_named, named, validate
+from dgnumba.plan import choose, estimate, kernel_named, named, ranked, validate
 from dgnumba.problem import GemmProblem
 
 extent = st.one_of(st.integers(1, 300), st.integers(1, 2**20), st.sampled_from([1, 16, 64, 128, 4096, 65536 * 128]))
@@ -36,7 +38,7 @@ def check_fits(chosen, problem, device):
     tiles, grid = kernel.count_tiles(chosen, problem), kernel.grid(chosen, problem, device)
     assert tiles * chosen.block_m * chosen.block_n >= problem.m * problem.n
     assert grid >= 1 and grid % chosen.cluster == 0
-    if kernel.NAME in ("sm80_gemm", "sm90_fp8_gemv_1d2d"):
+    if kernel.NAME == "sm80_gemm" or chosen.warps:
         assert grid == tiles, "a CTA a tile"
     else:
         assert grid <= device.num_sms, "persistent: one CTA a multiprocessor"
@@ -339,10 +341,12 @@ def test_F21_a_huge_m_is_planned():
 
 def test_every_candidate_is_found_by_its_name():
     for d_dtype in ("bfloat16", "float32"):
-        for problem in (GemmProblem(16, 4096, 4096, d_dtype=d_dtype), GemmProblem(4096, 4096, 4096, d_dtype=d_dtype)):
+        for m in (1, 16, 4096):
+            problem = GemmProblem(m, 4096, 4096, d_dtype=d_dtype)
             for kernel in KERNELS:
                 for candidate in kernel.candidates(problem, H200) if kernel.supports(problem, H200) is None else ():
-                    assert named(candidate.name, problem, H200).plan == candidate
+                    assert named(f"{kernel.NAME} {candidate.name}", problem, H200).plan == candidate
+                    assert m == 1 or named(candidate.name, problem, H200).plan == candidate, "the first kernel that has such a plan"
 
 
 @pytest.mark.parametrize(
@@ -354,6 +358,29 @@ def test_what_is_no_name_of_a_plan_is_refused(name):
         match=r"plan: expected BLOCK_MxBLOCK_NxBLOCK_K s<stages>.*overlap, rotate, widen, then w<warps>, as .*, got " + repr(name),
     ):
         named(name, GemmProblem(64, 64, 128), H200)
+
+
+def test_a_plan_named_with_its_kernel_is_that_kernels():
+    problem = GemmProblem(1, 4096, 4096)
+    for name in ("sm90_fp8_gemv_1d2d", "sm90_fp8_gemv_1d2d_rs"):
+        assert named(f"{name} 8x16x128 s1 registers w4", problem, H200).plan.kernel == name
+    with pytest.raises(PlanError, match="kernel: expected one of sm90_fp8_gemm_1d2d, .*, got sm90_none"):
+        named("sm90_none 8x16x128 s1 registers w4", problem, H200)
+    for kernel in (DENSE, SWAPPED):
+        with pytest.raises(PlanError) as caught:
+            named(f"{kernel.NAME} 16x64x128 s4 registers w4", problem, H200)
+        assert caught.value.reasons == {kernel.NAME: "needs warps by its roles, none named"}
+
+
+def test_what_no_measurement_has_confirmed_is_not_chosen():
+    """Also where it should be the fastest; but it is there for who asks for it, or measures it."""
+    best, plan, kernel = ranked(GemmProblem(1, 2112, 7168), H200, with_predicted=True)[0]
+    assert is_predicted(kernel.NAME) and best.total < choose(GemmProblem(1, 2112, 7168), H200).estimate.total
+    assert validate(plan, GemmProblem(1, 2112, 7168), H200).plan == plan
+    for m in (1, 8, 16, 32):
+        for n, k in ((576, 7168), (2112, 7168), (24576, 1536)):
+            assert not any(is_predicted(kernel.NAME) for _, _, kernel in ranked(GemmProblem(m, n, k), H200))
+    assert not any(is_predicted(p.kernel) for p in layer_plans.chosen(GemmProblem(1, 2112, 7168), H200))
 
 
 def test_a_named_plan_that_is_impossible_says_why_by_kernel():

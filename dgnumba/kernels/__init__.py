@@ -10,13 +10,20 @@ from . import (
     sm80_int4_gemm_rules,
     sm90_fp8_gemm_1d2d_rules,
     sm90_fp8_gemm_1d2d_swap_ab_rules,
+    sm90_fp8_gemv_1d2d_rs_rules,
     sm90_fp8_gemv_1d2d_rules,
     sm90_int4_gemm_rules,
 )
 from .int4_spec import Int4Kernel, Int4Plan
 from .spec import Built, GemmPlan, KernelSpec
 
-KERNELS: tuple[KernelSpec, ...] = (sm90_fp8_gemm_1d2d_rules, sm90_fp8_gemm_1d2d_swap_ab_rules, sm90_fp8_gemv_1d2d_rules, sm80_gemm_rules)
+KERNELS: tuple[KernelSpec, ...] = (
+    sm90_fp8_gemm_1d2d_rules,
+    sm90_fp8_gemm_1d2d_swap_ab_rules,
+    sm90_fp8_gemv_1d2d_rules,
+    sm90_fp8_gemv_1d2d_rs_rules,
+    sm80_gemm_rules,
+)
 """Every kernel, in the order in which plans are preferred."""
 
 INT4_KERNELS: tuple[Int4Kernel, ...] = (sm90_int4_gemm_rules, sm80_int4_gemm_rules)

@@ -33,7 +33,8 @@ def all_plans(device=H200):
                     out.update(dict.fromkeys(kernel.candidates(problem, device)))
     # of very few rows N and K decide the plan
     for n, k, d_dtype in itertools.product((64, 2112, LARGEST), (128, 512, 2048, LARGEST), ("bfloat16", "float32")):
-        out.update(dict.fromkeys(KERNEL_OF["sm90_fp8_gemv_1d2d"].candidates(GemmProblem(8, n, k, d_dtype=d_dtype), device)))
+        for name in ("sm90_fp8_gemv_1d2d", "sm90_fp8_gemv_1d2d_rs"):
+            out.update(dict.fromkeys(KERNEL_OF[name].candidates(GemmProblem(8, n, k, d_dtype=d_dtype), device)))
     return list(out)
 
 
@@ -62,7 +63,7 @@ class RoundRobin:
         kernel = KERNEL_OF[chosen.kernel]
         m, n, k = extents(rng)
         tries = [(m, n, k), (m % 65, n, k), (m, n // 8 * 8, k), (m, n, k // 128 * 128), (m % 65, n, max(k // 128, 32) * 128)]
-        tries.append((1 + m % 8, n, max(k // 128, 1) * 128))
+        tries += [(1 + m % 8, n, max(k // blocks // 128, 1) * blocks * 128) for blocks in (1, 4)]
         for shape in tries:
             problem = GemmProblem(*shape, d_dtype=chosen.d_dtype)
             if kernel.supports(problem, H200) is None and kernel.refusal(chosen, problem) is None:

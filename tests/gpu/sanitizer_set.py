@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import numpy as np  # noqa: E402
-from cases import plan, skinny, swapped, with_all_stages  # noqa: E402
+from cases import plan, skinny, skinny_rs, swapped, with_all_stages  # noqa: E402
 
 from dgnumba import api  # noqa: E402
 from dgnumba.quant.reference import exact_integer_reference  # noqa: E402
@@ -39,6 +39,9 @@ SET = [
     (swapped(48, 128, d_dtype="float32"), 40, 300, 700),
     (skinny(8, 2, 16), 1, 2112, 7168),
     (skinny(8, 4, 2, block_n=64), 7, 100, 640),
+    (skinny_rs(8, 2, 4), 5, 2112, 7168),
+    (skinny_rs(16, 3, 2, block_n=64), 16, 100, 640),
+    (skinny_rs(32, 1, 2, block_n=32, d_dtype="float32"), 27, 100, 1280),
 ]
 
 

@@ -1,7 +1,7 @@
 """Plan -> PTX -> ptxas on a machine without a GPU: no spill, no local memory, no warning, the expected wgmmas, registers within the CTA's share."""
 
 import pytest
-from cases import DENSE, DENSE_BLOCK_MS, DENSE_EPILOGUES, SKINNY, SWAPPED, plan, refusal, skinny, swapped, with_all_stages
+from cases import DENSE, DENSE_BLOCK_MS, DENSE_EPILOGUES, SKINNY_RS, SWAPPED, plan, refusal, skinny, skinny_rs, swapped, with_all_stages
 from compiled_plans import Compiled, candidate_plans, chosen_plans, compile_plan, expected_wgmma, problems_with
 
 from dgnumba import _numba
@@ -41,6 +41,12 @@ SPREAD = [
     skinny(8, 2, 16),
     skinny(16, 3, 4, d_dtype="float32"),
     skinny(8, 1, 4, block_n=64),
+    skinny_rs(8, 1, 4),
+    skinny_rs(16, 3, 2, row_scales=True),  # most registers on their way
+    skinny_rs(16, 2, 4, block_n=64, d_dtype="float16", with_c=True),
+    skinny_rs(24, 1, 1, block_n=32),
+    skinny_rs(8, 1, 2, block_n=32, split=8),
+    skinny_rs(32, 2, 2, block_n=64, d_dtype="float32"),
 ]
 
 
@@ -65,7 +71,8 @@ def test_the_spread_is_one():
     assert {p.block_m for p in dense} == set(DENSE_BLOCK_MS)
     assert {(p.multicast, p.epilogue) for p in dense} >= {(s, e) for s in (None, "A", "B") for e in DENSE_EPILOGUES} - {("B", "tma")}
     assert {p.d_dtype for p in SPREAD if p.kernel == SWAPPED.NAME} == {"bfloat16", "float16", "float32"}
-    assert all(p.num_stages >= 2 for p in SPREAD if p.kernel != SKINNY.NAME)
+    assert all(p.num_stages >= 2 for p in SPREAD if not p.warps)
+    assert {p.num_stages for p in SPREAD if p.kernel == SKINNY_RS.NAME} == set(SKINNY_RS.DEPTHS)
 
 
 def test_the_check_is_no_rubber_stamp():

@@ -17,13 +17,15 @@ from cases import (
     plan,
     refusal,
     skinny,
+    skinny_rs,
     swapped,
 )
 
-from dgnumba import api, emu
+from dgnumba import api, emu, quant
 from dgnumba.layouts.operands import lay_out
 from dgnumba.problem import check_fp8_gemm_nt
 from dgnumba.quant.reference import exact_integer_reference
+from dgnumba.report import verify
 from dgnumba.testing import assert_bits_equal, exact_problem
 
 # (plan, m, n, k, multiprocessors): a grid of one or two CTAs makes each take several tiles, and so use ring and panels again
@@ -64,6 +66,17 @@ CASES = [
     (skinny(8, 4, 1), 8, 16, 1152, 132),  # one warp, four blocks on their way, nine of them
     (skinny(8, 2, 4, block_n=64, d_dtype="float32"), 1, 70, 256, 132),  # warps side by side, some without a block of K
     (skinny(32, 2, 2), 25, 17, 384, 132),
+    # weights straight to the registers, and from there into wgmma
+    (skinny_rs(8), 5, 50, 1024, 132),  # four blocks of K side by side, two steps, rows past the end
+    (skinny_rs(8, 2, 2, d_dtype="float32"), 1, 17, 3072, 132),  # one token; six steps over two warpgroups, two on their way
+    (skinny_rs(8, 1, 4, block_n=32), 8, 40, 512, 132),  # two blocks side by side; half the warpgroups have no step
+    (skinny_rs(16, 1, 1), 16, 16, 512, 132),  # nothing ragged
+    (skinny_rs(16, 3, 1, block_n=64), 9, 70, 1280, 132),  # one block at a time, three on their way, ten of them
+    (skinny_rs(24, 2, 2, block_n=32, d_dtype="float16", with_c=True), 20, 45, 1792, 132),
+    (skinny_rs(32, 1, 2, block_n=32, row_scales=True), 25, 33, 1280, 132),
+    (skinny_rs(16, 1, 1, block_n=64, split=2), 9, 70, 640, 132),  # two CTAs share a tile's K
+    (skinny_rs(8, 2, 1, split=4, with_c=True), 8, 20, 3072, 132),
+    (skinny_rs(32, 2, 1, block_n=64, with_c=True, row_scales=True), 32, 100, 384, 132),
     # float16, addends, and A's scales as they lie in rows
     (plan(64, 48, d_dtype="float16"), 65, 50, 130, 1),
     (plan(64, 64, d_dtype="float16", epilogue="warp", with_c=True), 70, 136, 130, 1),
@@ -162,6 +175,16 @@ def test_e5m2_operands(d_dtype, rng):
     if laid.target is not laid.d:
         laid.target[...] = laid.d[:, : laid.problem.n]
     assert_bits_equal(d, exact_integer_reference(*case.a, *case.b, d_dtype))
+
+
+@pytest.mark.parametrize("name", ["sm90_fp8_gemv_1d2d 8x16x128 s1 registers w2", "sm90_fp8_gemv_1d2d_rs 16x64x128 s1 registers w1"])
+def test_an_order_of_k_of_its_own_stays_within_the_bound(name, rng):
+    """The tensor core cuts other sums of 32 than where K is in order."""
+    a = quant.per_token_cast_to_fp8(rng.standard_normal((7, 384)).astype(np.float32))
+    b = quant.per_block_cast_to_fp8(rng.standard_normal((64, 384)).astype(np.float32))
+    d, again = (api.fp8_gemm_nt(a, b, np.zeros((7, 64), np.float32), on="emulator", plan=name) for _ in range(2))
+    assert verify(a, b, d, on="emulator").is_right
+    assert_bits_equal(again, d)
 
 
 def test_256x256x512_takes_less_than_ten_seconds():

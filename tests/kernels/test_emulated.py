@@ -156,6 +156,24 @@ def test_random_small_problems(policy, rng):
         check((chosen, m, n, int(rng.integers(1, 700)), int(rng.integers(2, 5))), policy, rng)
 
 
+FEW_ROWS = [
+    skinny_rs(block_m, depth, groups, block_n=block_n, split=split, d_dtype=d_dtype, with_c=with_c, row_scales=row_scales)
+    for block_m, block_n in ((8, 16), (8, 32), (16, 16), (16, 32), (16, 64), (24, 32), (32, 32), (32, 64))
+    for depth in (1, 2, 3)
+    for groups, split in ((1, 1), (2, 1), (1, 2))
+    for d_dtype, with_c, row_scales in (("bfloat16", False, False), ("float16", True, True), ("float32", True, False))
+]
+
+
+@pytest.mark.full
+def test_random_problems_of_few_rows(policy, rng):
+    """Random plans that feed wgmma from the registers, on random problems of a tile or two and up to nine steps."""
+    for _ in range(60):
+        chosen = FEW_ROWS[rng.integers(len(FEW_ROWS))]
+        m, n = int(rng.integers(1, chosen.block_m + 1)), int(rng.integers(1, 2 * chosen.block_n + 1))
+        check((chosen, m, n, 8192 // chosen.block_n * int(rng.integers(1, 10)), 132), policy, rng)
+
+
 def test_other_bands_give_the_same(rng):
     check((plan(16, 16, band=2), 33, 20, 1, 2), "eager", rng)
     check((plan(16, 16, band=2, share="A"), 20, 60, 1, 4), "eager", rng)

@@ -137,10 +137,19 @@ def build(plan: GemmPlan) -> Built:
         n_idx = u32(cuda.blockIdx.x) * BLOCK_N
         row, chunk = lane_idx // 4, lane_idx % 4 * 16
         # rows past the end are read as the last one; nothing of them is stored
-        of_weights = weight_offsets(n_idx + warp_idx // WARPS * 16 + row, n - 1, b_pitch, chunk)
+        of_weights = weight_offsets(warp_idx // WARPS * 16 + row, n - 1 - n_idx, b_pitch, chunk)
         of_tokens = token_offsets(row, m - 1, a_pitch, chunk)
         of_scales = scale_offsets(lane_idx % 4 * 2, m - 1)
-        at = Operands(a_ptr, b_ptr, sfa_ptr, sfa_pitch, sfb_ptr + u64(n_idx // 128) * sfb_pitch, of_weights, of_tokens, of_scales)
+        at = Operands(
+            a_ptr,
+            b_ptr + u64(n_idx) * b_pitch,
+            sfa_ptr,
+            sfa_pitch,
+            sfb_ptr + u64(n_idx // 128) * sfb_pitch,
+            of_weights,
+            of_tokens,
+            of_scales,
+        )
         thread.griddepcontrol_wait()
         total = sums(warp_idx % WARPS, k // 128, at)
         store_partial(total, smem_partial + warp_idx * SUMS_BYTES + lane_idx * 4)

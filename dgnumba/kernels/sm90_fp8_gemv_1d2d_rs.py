@@ -6,7 +6,7 @@ Roles:     every warp the same: it has 16 of the tile's rows, and each WARPS-th 
            columns as tokens; a warp keeps those of its own block
 Barriers:  named 1 + group  a warpgroup's threads, each step: its tokens are written
            one of the CTA, or its cluster, before the warps' sums are added; of a cluster another, before anyone exits
-Tile:      NUM_STAGES steps are asked for; then, step by step: tokens to shared memory -> 4 wgmma -> wait -> ask for another ->
+Tile:      NUM_STAGES steps are asked for; then, step by step: tokens to shared memory -> ask for another -> 4 wgmma -> wait ->
            total += acc * (SFA of the column * SFB)
 Split:     SPLIT CTAs of a cluster share a tile, each every so many-th step
 Budget:    registers on their way, as in sm90_fp8_gemv_1d2d; the tensor cores have three times what SLICES = 4 and 16 tokens ask of them
@@ -240,10 +240,10 @@ def build(plan: GemmPlan) -> Built:
         smem_scales = smem + SCALES + warp_idx * 128
         token, zero = min(lane_idx, m - 1), thread.uniform(u32(cuda.blockIdx.y))
         at = Operands(
-            a_ptr, b_ptr, sfa_ptr + u64(slice_idx) * sfa_block + u64(token) * sfa_pitch, sfa_block,
+            a_ptr, b_ptr + u64(n_idx) * b_pitch, sfa_ptr + u64(slice_idx) * sfa_block + u64(token) * sfa_pitch, sfa_block,
             sfb_ptr + u64(n_idx // 128) * sfb_pitch + u64(slice_idx) * 4,
             # rows past the end are read as the last one; nothing of them is stored
-            weight_offsets(n_idx + rows * 16 + row, n - 1, b_pitch, slice_idx * 128 + word * 16),
+            weight_offsets(rows * 16 + row, n - 1 - n_idx, b_pitch, slice_idx * 128 + word * 16),
             token_offsets(warp, row, m - 1, a_pitch, word * 16),
             smem_tokens + warp // 2 * 1024 + row * 128 + ((warp % 2 * 4) ^ row) * 16 + word * 4,
             smem_scales + lane_idx * 4, smem_scales + word * 8, low_word(smem_tokens), slice_idx, group, zero,

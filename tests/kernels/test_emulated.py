@@ -195,6 +195,19 @@ def test_e5m2_operands(d_dtype, rng):
     assert_bits_equal(d, exact_integer_reference(*case.a, *case.b, d_dtype))
 
 
+@pytest.mark.parametrize("chosen", [skinny(8, 1, 1), skinny_rs(8, 1, 1)], ids=lambda p: p.kernel)
+def test_rows_of_weights_may_lie_more_than_4_gib_apart(chosen, rng):
+    """As columns of a wider matrix do; of these pages hardly any is touched."""
+    case = exact_problem(rng, 3, 33, 512, "float32")
+    wide = np.zeros((33, 1 << 27), np.uint8)
+    b = wide[:, :512]
+    b[...] = case.b.data.view(np.uint8)
+    d = np.zeros((3, 33), np.float32)
+    name = f"{chosen.kernel} {chosen.name}"
+    api.fp8_gemm_nt(case.a, (b, case.b.scale), d, on="emulator", plan=name)
+    assert_bits_equal(d, exact_integer_reference(*case.a, *case.b, "float32"), name)
+
+
 @pytest.mark.parametrize("name", ["sm90_fp8_gemv_1d2d 8x16x128 s1 registers w2", "sm90_fp8_gemv_1d2d_rs 16x64x128 s1 registers w1"])
 def test_an_order_of_k_of_its_own_stays_within_the_bound(name, rng):
     """The tensor core cuts other sums of 32 than where K is in order."""

@@ -188,8 +188,10 @@ def build(plan: GemmPlan) -> Built:
     @device_function
     def turn(total, step, steps, weights, tokens, scale, row_scale, at):  # type: ignore[no-untyped-def]
         """Multiply one step, and ask for another in its place as soon as its registers are free."""
-        # NOTE: who has waited for a wgmma knows that its whole warpgroup's rows are done: nobody reads the step before any more.
-        store_tokens(tokens, at.to_tokens)
+        # NOTE: PTX does not say that who has waited for a wgmma knows it read for the three other warps too. It has once they are at the
+        # next step's barrier: hence two slots.
+        slot = step // STRIDE % 2 * TOKENS_BYTES
+        store_tokens(tokens, at.to_tokens + slot)
         memory.store_shared_f32(at.to_scales, scale * row_scale)
         # NOTE: the fence stands before the loads, for which it might wait.
         barrier.fence_proxy_async()
@@ -201,7 +203,7 @@ def build(plan: GemmPlan) -> Built:
         # NOTE: a number that ptxas knows where there is one warpgroup: of one that it does not know it reserves all sixteen barriers for each CTA.
         barrier.sync(1 + at.group % GROUPS, 128)
         scales = load_scales(at.scales)
-        acc = multiply(weights_now, at.desc, at.slice_idx)
+        acc = multiply(weights_now, at.desc + slot // 16, at.slice_idx)
         return promote(total, acc, scales, np.float32(1)), weights, tokens, scale, row_scale
 
     @device_function
@@ -236,7 +238,7 @@ def build(plan: GemmPlan) -> Built:
         if SPLIT > 1:
             rank = thread.cluster_ctarank()
         row, word = lane_idx // 4, lane_idx % 4
-        smem_tokens = smem + TOKENS + group * TOKENS_BYTES
+        smem_tokens = smem + TOKENS + group * (2 * TOKENS_BYTES)
         smem_scales = smem + SCALES + warp_idx * 128
         token, zero = min(lane_idx, m - 1), thread.uniform(u32(cuda.blockIdx.y))
         at = Operands(

@@ -111,9 +111,9 @@ def threads(plan: GemmPlan) -> int:
 
 
 def smem(plan: GemmPlan) -> SmemMap:
-    """Each warpgroup's tokens and each warp's scales of a step, then the sums of all warps."""
+    """Each warpgroup's tokens, of two steps, and each warp's scales of a step, then the sums of all warps."""
     return SmemMap.of(
-        ("tokens", columns(plan) * 128, warpgroups(plan), 1024),
+        ("tokens", columns(plan) * 128, 2 * warpgroups(plan), 1024),
         ("scales", 128, plan.warps * (plan.block_n // 16), 16),
         ("partial", plan.block_m * plan.block_n * 4, plan.warps, 16),
     )

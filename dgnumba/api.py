@@ -16,7 +16,7 @@ from .errors import ProblemError
 from .kernels import Built, GemmPlan
 from .layouts.operands import LaidOut, has_readable_rows, lay_out
 from .plan import Choice
-from .prepared import Planned, prepared, quick, remember
+from .prepared import Planned, prepared, quick, quick_new, remember
 from .prepared import built as built_kernel
 from .problem import Operands, check_fp8_gemm_nt, settle
 from .xp import address, device_of, empty, namespace
@@ -69,8 +69,10 @@ def fp8_gemm_nt(
     array([[256., 256., 256.],
            [256., 256., 256.]], dtype=float32)
     """
-    if d is not None and c is None and plan is None and not check and on in (None, "cuda") and quick(a, b, d, stream):
-        return d
+    if c is None and plan is None and not check and (on is None or on == "cuda"):
+        made = quick_new(a, b, stream) if d is None else quick(a, b, d, stream)
+        if made is not None:
+            return made
     operands = check_fp8_gemm_nt(a, b, d, c, check, defer=True)
     where = _where(on, operands)
     if where == "cuda":
@@ -210,8 +212,8 @@ def _run_on_gpu(operands: Operands, plan: GemmPlan | str | None, check: bool | N
             launch = prepared(choice, laid, settings.limited(device), settings.pdl)
             launch(laid, handle)
             _finish(laid)
-            if plan is None and c is None and owners[-1] is not None and _is_e4m3(operands):
-                remember(owners, launch, laid, settings)
+            if plan is None and c is None and _is_e4m3(operands):
+                remember((*owners[:4], operands.d if owners[-1] is None else owners[-1]), launch, laid, settings)
     if owners[-1] is None and stream is None:
         launching.joined(index, handle)
     return operands.d

@@ -10,7 +10,7 @@ from .api import _choose, _lay_out, fp8_gemm_nt
 from .device import Device
 from .errors import ProblemError
 from .kernels import GemmPlan
-from .prepared import QuickCall, form, prepared
+from .prepared import PlacedCall, QuickCall, prepared
 from .problem import check_fp8_gemm_nt
 
 
@@ -23,32 +23,37 @@ class PreparedGemm:
     copies  what each call has to copy, in words; empty for what is launched as it lies
     """
 
+    __slots__ = ("_call", "_expected", "_last", "_plan", "copies")
+
     def __init__(self, call: QuickCall | None, expected: tuple[Any, ...], copies: tuple[str, ...], plan: GemmPlan | str | None) -> None:
         self.copies = copies
         self._call, self._expected, self._plan = call, expected, plan
-        self._last: tuple[Any, ...] = (None,) * 5
-        self._at = (0, 0, 0, 0, 0)
+        # arrays and what is launched for them in one tuple: a thread sees both of one call
+        self._last: tuple[Any, ...] = (None,) * 6
 
     def __call__(self, a: Any, b: Any, d: Any, *, stream: Any = None) -> Any:
         """Queue the product. Raises `ProblemError` for operands of another form; nothing has been written then."""
         (a_data, sfa), (b_data, sfb) = a, b
-        la, lsfa, lb, lsfb, ld = self._last
+        la, lsfa, lb, lsfb, ld, placed = self._last
         if not (a_data is la and sfa is lsfa and b_data is lb and sfb is lsfb and d is ld):
-            self._look_at((a_data, sfa, b_data, sfb, d))
-        if self._call is not None:
-            device = d.data.device_id
-            handle = launching.cupys_stream(device) if stream is None else launching.stream_of((d,), device, stream)
-            if self._call(self._at, handle):
-                return d
-        return fp8_gemm_nt(a, b, d, plan=self._plan, stream=stream)
+            placed = self._look_at((a_data, sfa, b_data, sfb, d))
+        if placed is None:
+            return fp8_gemm_nt(a, b, d, plan=self._plan, stream=stream)
+        placed.run(stream)
+        return d
 
-    def _look_at(self, arrays: tuple[Any, ...]) -> None:
-        found = _form(arrays, self._call is not None)
-        if found != self._expected:
-            raise ProblemError(f"a, b, d: expected arrays of the form that was prepared, {_words(self._expected)}, got {_words(found)}")
-        if self._call is not None:
-            self._at = tuple(x.data.ptr for x in arrays)
-        self._last = arrays
+    def _look_at(self, arrays: tuple[Any, ...]) -> PlacedCall | None:
+        call = self._call
+        for x, last, expected in zip(arrays, self._last, self._expected):
+            if x is not last and _form(x, call is not None) != expected:
+                found = tuple(_form(x, call is not None) for x in arrays)
+                raise ProblemError(f"a, b, d: expected arrays of the form that was prepared, {_words(self._expected)}, got {_words(found)}")
+        placed = None
+        if call is not None:
+            a, sfa, b, sfb, d = arrays
+            placed = call.placed((a.data.ptr, sfa.data.ptr, b.data.ptr, sfb.data.ptr, d.data.ptr))
+        self._last = (*arrays, placed)
+        return placed
 
 
 def prepare_fp8_gemm_nt(a: Any, b: Any, d: Any, *, plan: GemmPlan | str | None = None) -> PreparedGemm:
@@ -80,27 +85,26 @@ def prepare_fp8_gemm_nt(a: Any, b: Any, d: Any, *, plan: GemmPlan | str | None =
     arrays = (*a, *b, d)
     index = operands.device
     if index is None or operands.problem.is_empty or operands.problem.k == 0:
-        return PreparedGemm(None, _form(arrays, False), (), plan)
+        return PreparedGemm(None, tuple(_form(x, False) for x in arrays), (), plan)
     settings, device, handle = config.current(), Device.numbered(index), launching.stream_of(arrays, index)
     with launching.ordered(index, handle):
         choice = _choose(operands, plan, device, settings)
         laid = _lay_out(operands, choice.plan, handle)
         launch = prepared(choice, laid, settings.limited(device), settings.pdl)
     is_cupys = all(type(x) is sys.modules["cupy"].ndarray for x in arrays)
-    call = QuickCall(launch, laid) if is_cupys and not laid.copies else None
-    return PreparedGemm(call, _form(arrays, call is not None), laid.copies, plan)
+    call = QuickCall(launch, laid, index) if is_cupys and not laid.copies else None
+    return PreparedGemm(call, tuple(_form(x, call is not None) for x in arrays), laid.copies, plan)
 
 
-def _form(arrays: tuple[Any, ...], is_cupys: bool) -> tuple[Any, ...]:
+def _form(x: Any, is_cupys: bool) -> tuple[Any, ...]:
     """What must be the same again."""
-    if is_cupys and all(type(x) is sys.modules["cupy"].ndarray for x in arrays):
-        return form(*arrays)
-    return tuple(part for x in arrays for part in (tuple(x.shape), None, x.dtype, None))
+    if is_cupys and type(x) is sys.modules["cupy"].ndarray:
+        return x.shape, x.strides, x.dtype, x.data.device_id
+    return tuple(x.shape), None, x.dtype, None
 
 
-def _words(found: tuple[Any, ...]) -> str:
-    names = ("a", "sfa", "b", "sfb", "d")
-    return ", ".join(f"{name} {found[4 * i + 2]} {list(found[4 * i])}" for i, name in enumerate(names))
+def _words(forms: tuple[tuple[Any, ...], ...]) -> str:
+    return ", ".join(f"{name} {dtype} {list(shape)}" for name, (shape, _, dtype, _) in zip(("a", "sfa", "b", "sfb", "d"), forms))
 
 
 __all__ = ["PreparedGemm", "prepare_fp8_gemm_nt"]

@@ -2,6 +2,10 @@
 
 What does not change from call to call (extents, strides, types, GPU) is a key; what does (addresses, stream) is filled in. `quick` is the way
 of a repeated call with CuPy arrays: it looks only at what may have changed, and declines whatever it has not seen checked.
+
+What may have changed of a CuPy array that is the same object: its memory, GPU and type cannot; its shape can be set in place, which keeps the
+number of elements and their order. So an array that has two axes again, and as many rows, has the shape and the strides that it had (a stride
+along an axis of one element means nothing).
 """
 
 from __future__ import annotations
@@ -9,19 +13,23 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
-from . import config, launching
+from . import config, driver, launching
 from .config import Settings
 from .device import Device
+from .dtypes import DTYPES
 from .kernels import Built
 from .layouts.operands import LaidOut
 from .plan import Choice
 from .problem import is_plain
-from .xp import address
+from .xp import address, carrier
 
+BF16 = DTYPES["bfloat16"]
 _KEPT = 1024
-_PLACES = 256
+_PLACES = 1024
 """Most addresses kept for one form of call; then it starts afresh."""
 
 _lock = threading.Lock()
@@ -107,24 +115,21 @@ class QuickCall:
     What is passed for operands at certain addresses is kept: a layer's weights stay where they are, and activations come to lie at few places.
     """
 
-    __slots__ = ("_kept", "launch", "sizes")
+    __slots__ = ("_kept", "device", "launch", "sizes")
 
-    def __init__(self, launch: PreparedLaunch, laid: LaidOut) -> None:
-        self.launch = launch
+    def __init__(self, launch: PreparedLaunch, laid: LaidOut, device: int) -> None:
+        self.launch, self.device = launch, device
         self.sizes = tuple(extent_of(x) for x in (laid.a, laid.sfa, laid.b, laid.sfb, laid.d))
-        self._kept: dict[tuple[int, ...], tuple[list[int], tuple[Any, ...]]] = {}
+        self._kept: dict[tuple[int, ...], PlacedCall] = {}
 
-    def __call__(self, at: tuple[int, int, int, int, int], stream: int) -> bool:
-        """Queue the kernel on operands at these addresses; False where they must be looked at more closely."""
-        passed = self._kept.get(at)
-        if passed is None:
-            if not self._fits(*at):
-                return False
+    def placed(self, at: tuple[int, int, int, int, int]) -> PlacedCall | None:
+        """The call on operands at these addresses; None where they must be looked at more closely."""
+        found = self._kept.get(at)
+        if found is None and self._fits(*at):
             if len(self._kept) >= _PLACES:
                 self._kept.clear()
-            passed = self._kept.setdefault(at, self.launch.passed(*at))
-        self.launch.launcher(*passed, stream)
-        return True
+            found = self._kept.setdefault(at, PlacedCall(self.launch.launcher.bind(*self.launch.passed(*at)), self.device))
+        return found
 
     def _fits(self, a: int, sfa: int, b: int, sfb: int, d: int) -> bool:
         """Whether TMA takes the addresses, and nothing is written that is read."""
@@ -134,47 +139,157 @@ class QuickCall:
         return not any(at < d + size_d and d < at + size for at, size in zip((a, sfa, b, sfb), read))
 
 
+class PlacedCall:
+    """A launch with all that it passes, on CuPy's arrays of one GPU: what is left to find out is the stream, and whether the GPU is current."""
+
+    __slots__ = ("_bound", "_current_device", "_current_stream", "_device")
+
+    def __init__(self, bound: driver.BoundLaunch, device: int) -> None:
+        self._bound, self._device = bound, device
+        self._current_stream, self._current_device = sys.modules["cupy"].cuda.get_current_stream, device_question()
+
+    def run(self, stream: Any) -> None:
+        """Queue the kernel on `stream`; None: on CuPy's current one."""
+        device = self._device
+        handle = (self._current_stream(device).ptr or launching.LEGACY) if stream is None else launching.stream_of((), device, stream)
+        try:
+            is_current = self._current_device() == device
+        except Exception:  # CuPy's way of saying that the thread has no context yet: it gets one then
+            is_current = False
+        if is_current:
+            self._bound.queue(handle)
+        else:
+            self._bound(handle)
+
+
+def device_question() -> Callable[[], int | None]:
+    """What asks the driver for this thread's device: through CuPy where it has such a function, which takes a fifth of the time of cuda-bindings'."""
+    found: Callable[[], int | None] | None = getattr(getattr(sys.modules["cupy"].cuda, "driver", None), "ctxGetDevice", None)
+    return found or driver.current_device
+
+
 def extent_of(x: Any) -> int:
     """Bytes from the first element to behind the last."""
     return int(sum((n - 1) * stride for n, stride in zip(x.shape, x.strides)) + x.itemsize)
 
 
-_quick: dict[tuple[Any, Settings], QuickCall] = {}
-"""By the operands' form, and the settings that the call was planned under."""
+def form(x: Any) -> tuple[Any, ...]:
+    """What a CuPy array must have again to be launched alike: shape, strides, type and GPU."""
+    return x.shape, x.strides, x.dtype, x.data.device_id
 
 
-def form(a: Any, sfa: Any, b: Any, sfb: Any, d: Any) -> tuple[Any, ...]:
-    """What a call's operands must have again to be launched alike: shapes, strides, types and GPUs of its arrays."""
+class Weights:
+    """B and its scales, seen in a call: looked at again only where they have been reshaped.
+
+    calls  the calls remembered with B and scales of this form, by the form of the other arrays and the settings that they were planned under
+    last   the other arrays of a call, by weak references, their rows, its settings, and what it launched: of one that came twice running
+    """
+
+    __slots__ = ("_array", "_seen", "at", "b", "blocks", "calls", "last", "n", "sfb")
+
+    def __init__(self, b: Any, sfb: Any, calls: dict[Any, QuickCall]) -> None:
+        self.b: Callable[[], Any] = weakref.ref(b)
+        self.sfb: Callable[[], Any] = weakref.ref(sfb)
+        self.calls, self._array = calls, type(b)
+        self.n, self.blocks, self.at = len(b), len(sfb), (b.data.ptr, sfb.data.ptr)
+        self._seen = 0
+        self.last: tuple[Any, ...] = (_never, _never, _never, 0, None, None)
+
+    def find(self, a: Any, sfa: Any, d: Any, settings: Settings) -> PlacedCall | None:
+        """The call with these other arrays; None where there was none of this form."""
+        array = self._array
+        if not (type(a) is array and type(sfa) is array and type(d) is array):
+            return None
+        call = self.calls.get(_key(a, sfa, d, settings))
+        if call is None:
+            return None
+        placed = call.placed((a.data.ptr, sfa.data.ptr, *self.at, d.data.ptr))
+        if self._seen == id(a):
+            self.last = (weakref.ref(a), weakref.ref(sfa), weakref.ref(d), len(a), settings, placed)
+        self._seen = id(a)
+        return placed
+
+
+def _never() -> object:
+    return _never
+
+
+_quick: dict[tuple[Any, ...], dict[Any, QuickCall]] = {}
+"""Calls by the form of B and its scales; then as in `Weights.calls`."""
+_weights: dict[int, Weights] = {}
+"""By the identity of B."""
+
+
+def _key(a: Any, sfa: Any, d: Any, settings: Settings) -> tuple[Any, ...]:
+    # NOTE: written out, and without a loop: each microsecond here is one of the host's for every call.
     return (
         a.shape, a.strides, a.dtype, a.data.device_id, sfa.shape, sfa.strides, sfa.dtype, sfa.data.device_id,
-        b.shape, b.strides, b.dtype, b.data.device_id, sfb.shape, sfb.strides, sfb.dtype, sfb.data.device_id,
-        d.shape, d.strides, d.dtype, d.data.device_id,
+        d.shape, d.strides, d.dtype, d.data.device_id, settings,
     )  # fmt: skip
 
 
-def quick(a_pair: Any, b_pair: Any, d: Any, stream: Any) -> bool:
-    """Run a call that has been run before, in the same form, on CuPy arrays; False where this one must go the whole way."""
-    cupy = sys.modules.get("cupy")
-    if cupy is None or not (_is_taken(a_pair, (1, 128)) and _is_taken(b_pair, (128, 128))):
-        return False
+def quick(a_pair: Any, b_pair: Any, d: Any, stream: Any) -> Any:
+    """Run a call that has been run before, in the same form, on CuPy arrays: `d`; None where this one must go the whole way."""
+    if not (_is_operand(a_pair, (1, 128)) and _is_operand(b_pair, (128, 128))):
+        return None
     (a, sfa), (b, sfb) = a_pair, b_pair
-    # NOTE: written out, and without a loop: each microsecond here is one of the host's for every call.
-    array = cupy.ndarray
-    if not (type(a) is array and type(sfa) is array and type(b) is array and type(sfb) is array and type(d) is array):
-        return False
-    call = _quick.get((form(a, sfa, b, sfb, d), config.current()))
+    weights = _known(b, sfb)
+    if weights is None:
+        return None
+    last_a, last_sfa, last_d, m, settings, call = weights.last
+    current = config.current()
+    if not (
+        last_a() is a and last_sfa() is sfa and last_d() is d and settings is current
+        and a.ndim == sfa.ndim == d.ndim == 2 and len(a) == len(sfa) == len(d) == m
+    ):  # fmt: skip
+        call = weights.find(a, sfa, d, current)
     if call is None:
+        return None
+    call.run(stream)
+    return d
+
+
+def quick_new(a_pair: Any, b_pair: Any, stream: Any) -> Any:
+    """The product as `quick` makes it, in a new bfloat16 array, on CuPy's current stream; None where the call must go the whole way."""
+    if stream is not None or not (_is_operand(a_pair, (1, 128)) and _is_operand(b_pair, (128, 128))):
+        return None
+    (a, _), (b, sfb) = a_pair, b_pair
+    if _known(b, sfb) is None or type(a) is not type(b) or a.ndim != 2 or b.ndim != 2 or not _is_current(a.data.device_id):
+        return None
+    d = type(a)((len(a), len(b)), carrier(BF16, a))
+    return quick(a_pair, b_pair, d, None)
+
+
+def _is_current(device: int) -> bool:
+    try:
+        return device_question()() == device
+    except Exception:  # as in `PlacedCall.run`
         return False
-    device = d.data.device_id
-    handle = launching.cupys_stream(device) if stream is None else launching.stream_of((d,), device, stream)
-    return call((a.data.ptr, sfa.data.ptr, b.data.ptr, sfb.data.ptr, d.data.ptr), handle)
 
 
-def _is_taken(pair: Any, granularity: tuple[int, int]) -> bool:
+def _is_operand(pair: Any, granularity: tuple[int, int]) -> bool:
     """Whether arrays are all there is to an operand. A QTensor says more, and on CuPy e5m2 is uint8 too."""
     if type(pair) is tuple or type(pair) is list:
         return len(pair) == 2
     return hasattr(pair, "granularity") and is_plain(pair, granularity)
+
+
+def _known(b: Any, sfb: Any) -> Weights | None:
+    """B and its scales as they were last seen; looked at anew if they were not or have changed; None where there are no calls of their form."""
+    found = _weights.get(id(b))
+    if found is not None and found.b() is b and found.sfb() is sfb:
+        if b.ndim == sfb.ndim == 2 and len(b) == found.n and len(sfb) == found.blocks:
+            return found
+    cupy = sys.modules.get("cupy")
+    if cupy is None or type(b) is not cupy.ndarray or type(sfb) is not cupy.ndarray:
+        return None
+    calls = _quick.get((form(b), form(sfb)))
+    if calls is None:
+        return None
+    if len(_weights) >= _KEPT:
+        _weights.clear()
+    made = _weights[id(b)] = Weights(b, sfb, calls)
+    return made
 
 
 def remember(arrays: tuple[Any, ...], launch: PreparedLaunch, laid: LaidOut, settings: Settings) -> None:
@@ -182,20 +297,25 @@ def remember(arrays: tuple[Any, ...], launch: PreparedLaunch, laid: LaidOut, set
     cupy = sys.modules.get("cupy")
     if cupy is None or laid.copies or not all(type(x) is cupy.ndarray for x in arrays):
         return
+    a, sfa, b, sfb, d = arrays
     if len(_quick) >= _KEPT:
-        _quick.clear()
-    _quick[form(*arrays), settings] = QuickCall(launch, laid)
+        forget_choices()
+    calls = _quick.setdefault((form(b), form(sfb)), {})
+    if len(calls) >= _KEPT:
+        calls.clear()
+    calls[_key(a, sfa, d, settings)] = QuickCall(launch, laid, d.data.device_id)
 
 
 def forget_choices() -> None:
     """Choose anew for calls of every form: what decides the choice has changed."""
     _quick.clear()
+    _weights.clear()
 
 
 def _forget() -> None:
     """In a forked child nothing that was loaded is there."""
     _prepared.clear()
-    _quick.clear()
+    forget_choices()
 
 
 if hasattr(os, "register_at_fork"):

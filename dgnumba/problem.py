@@ -215,7 +215,8 @@ def is_plain(q: Any, granularity: tuple[int, int]) -> bool:
 def _is_plain_fp8(q: Any, dtypes: tuple[DType, ...]) -> bool:
     """Whether data of these types and scales are all of a QTensor."""
     is_known = q.scale_dtype is F32 or q.scale.dtype == np.int32
-    return q.dtype in dtypes and is_known and all(part is None for part in (q.zero_point, q.global_scale, q.g_idx, q.packing))
+    is_all = q.zero_point is None and q.global_scale is None and q.g_idx is None and q.packing is None
+    return is_all and is_known and q.dtype in dtypes
 
 
 def _dtype_hint(name: str) -> str:

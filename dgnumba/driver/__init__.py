@@ -22,10 +22,11 @@ from .context import (
     version,
 )
 from .kernel import Kernel
-from .launcher import Launcher, LaunchShape, parameter_code
+from .launcher import BoundLaunch, Launcher, LaunchShape, parameter_code
 from .tensor_map import EncodedMap, MapEncoder, TensorMapSpec
 
 __all__ = [
+    "BoundLaunch",
     "EncodedMap",
     "Kernel",
     "LaunchShape",

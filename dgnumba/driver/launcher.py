@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ProblemError
+from ..errors import LaunchError, ProblemError
 from .context import api, failure, on_device
 from .kernel import Kernel
 from .tensor_map import EncodedMap
@@ -87,8 +87,7 @@ class Launcher:
 
     ``launcher(scalars, maps, stream)``
 
-    scalars  values of the parameters that are no tensor maps, in order: unsigned integers, floats;
-             not to be changed afterwards: the same object again is taken for the same values
+    scalars  values of the parameters that are no tensor maps, in order: unsigned integers, floats
     maps     the `EncodedMap` of each tensor-map parameter, in order
     stream   the stream's handle
 
@@ -123,16 +122,23 @@ class Launcher:
             block = self._blocks.pop()
         except IndexError:
             block = _Block(self._layout)
-        if scalars is not block.scalars:  # a list that is passed again is not changed in between
-            self._pack_into(block.values, 0, *scalars)
-            block.scalars = scalars
+        self._pack_into(block.values, 0, *scalars)
         if maps is not block.maps and maps != block.maps:
             block.point(maps)
         status = self._queue(config, self._function, block.address, 0)[0]
         self._blocks.append(block)
         if status:
-            doing = f"launching {self.kernel.entry} on device {self.device}, {self.shape}"
-            raise failure(status, doing)
+            raise self._refused(status)
+
+    def bind(self, scalars: Sequence[Any], maps: tuple[EncodedMap, ...]) -> BoundLaunch:
+        """The launch that passes these and nothing else, for who queues it again and again."""
+        block = _Block(self._layout)
+        self._pack_into(block.values, 0, *scalars)
+        block.point(maps)
+        return BoundLaunch(self, block)
+
+    def _refused(self, status: Any) -> LaunchError:
+        return failure(status, f"launching {self.kernel.entry} on device {self.device}, {self.shape}")
 
     def _config(self, stream: int) -> Any:
         """The driver's configuration for `stream`; unchanging once made, so threads share it."""
@@ -162,6 +168,31 @@ class Launcher:
         return self._configs.setdefault(stream, config)
 
 
+class BoundLaunch:
+    """A launch whose parameters are fixed: memory of its own that nobody writes to again, so that any thread may queue it at any time.
+
+    It keeps the tensor maps alive, and no array.
+    """
+
+    __slots__ = ("_address", "_block", "_configs", "_function", "_launcher", "_queue")
+
+    def __init__(self, launcher: Launcher, block: _Block) -> None:
+        self._launcher, self._block, self._address = launcher, block, block.address
+        self._queue, self._configs, self._function = launcher._queue, launcher._configs, launcher._function
+
+    def __call__(self, stream: int) -> None:
+        """Queue the kernel on `stream`. Raises `LaunchError` where the driver refuses."""
+        with on_device(self._launcher.device):
+            self.queue(stream)
+
+    def queue(self, stream: int) -> None:
+        """The same in a thread that has the launcher's device current, which is not asked again."""
+        config = self._configs.get(stream) or self._launcher._config(stream)
+        status = self._queue(config, self._function, self._address, 0)[0]
+        if status:
+            raise self._launcher._refused(status)
+
+
 class _Layout:
     """Where each parameter stands in a block; every value in a slot of its own, 8-byte aligned."""
 
@@ -177,7 +208,7 @@ class _Layout:
 class _Block:
     """What one launch passes: the address of each parameter, and then the values themselves."""
 
-    __slots__ = ("_map_slots", "_memory", "_words", "address", "maps", "scalars", "values")
+    __slots__ = ("_map_slots", "_memory", "_words", "address", "maps", "values")
 
     def __init__(self, layout: _Layout) -> None:
         self._memory = (ctypes.c_uint64 * (layout.count + layout.values.size // 8 + 1))()
@@ -186,7 +217,6 @@ class _Block:
         self.address = ctypes.addressof(self._memory)
         self.values = self._words[layout.count :].cast("B")
         self.maps: tuple[EncodedMap, ...] | None = None
-        self.scalars: Sequence[Any] | None = None
         for slot, offset in zip(layout.value_slots, layout.offsets, strict=True):
             self._words[slot] = self.address + 8 * layout.count + offset
 

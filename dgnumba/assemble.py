@@ -10,10 +10,12 @@ code, ignores `setmaxnreg` and serialises every `wgmma` of a kernel that has a 6
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -152,11 +154,37 @@ def assembler() -> str:
     if found is None:
         return "driver"
     path, wheel = found
-    try:
-        # Without starting the program: a process that finds its kernels in the cache needs none.
-        return f"ptxas {metadata.version(wheel) if wheel else ptxas_version(path)}"
-    except metadata.PackageNotFoundError:
-        return f"ptxas {ptxas_version(path)}"
+    # Without starting the program: a process that finds its kernels in the cache needs none.
+    return f"ptxas {(wheel and installed(wheel)) or ptxas_version(path)}"
+
+
+def installed(name: str) -> str | None:
+    """The version of a distribution, None where it is not installed: as `importlib.metadata.version`, and ten times as fast.
+
+    That reads and parses the whole description; the name of the folder that it lies in says as much.
+    """
+    version = _distributions(tuple(sys.path)).get(_normal(name))
+    if version is None:  # not a folder of its own: in an archive, or as setuptools once left it
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            version = metadata.version(name)
+    return version
+
+
+@functools.lru_cache(maxsize=1)
+def _distributions(path: tuple[str, ...]) -> dict[str, str]:
+    """Name -> version of what lies on the path, the first of each."""
+    found: dict[str, str] = {}
+    for folder in path:
+        with contextlib.suppress(OSError):
+            for entry in os.listdir(folder or "."):
+                if entry.endswith(".dist-info"):
+                    name, _, version = entry.removesuffix(".dist-info").partition("-")
+                    found.setdefault(_normal(name), version)
+    return found
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def entry_of(ptx: str) -> tuple[str, tuple[str, ...]]:

@@ -25,12 +25,11 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
-from importlib import metadata
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .assemble import Cubin, assembler
+from .assemble import Cubin, assembler, installed
 from .errors import ProblemError
 from .fingerprint import fingerprint
 from .store import Store
@@ -89,25 +88,35 @@ def environment() -> tuple[str, ...] | None:
 @functools.cache
 def _sources() -> str | None:
     """A digest of this package's sources; None if one was changed after the package was imported."""
-    root = Path(__file__).parent
+    root = os.path.dirname(os.path.abspath(__file__))
     digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        if path.stat().st_mtime > _IMPORTED:
-            # The code that runs is older than the file: its kernels must not pass for the file's.
-            return None
-        data = path.read_bytes()
-        digest.update(f"{path.relative_to(root).as_posix()} {len(data)} ".encode() + data)
+    for path in sorted(_modules(root)):
+        with open(path, "rb", buffering=0) as file:
+            if os.fstat(file.fileno()).st_mtime > _IMPORTED:
+                # The code that runs is older than the file: its kernels must not pass for the file's.
+                return None
+            data = file.read()
+        digest.update(f"{path[len(root) + 1 :].replace(os.sep, '/')} {len(data)} ".encode() + data)
     return digest.hexdigest()
+
+
+def _modules(folder: str) -> Iterator[str]:
+    """Paths of the sources in a folder and those below. NOTE: by `scandir`: `Path.rglob` takes three times as long, in each process's first call."""
+    with os.scandir(folder) as found:
+        for entry in found:
+            if entry.name.endswith(".py"):
+                yield entry.path
+            elif entry.name != "__pycache__" and entry.is_dir():
+                yield from _modules(entry.path)
 
 
 @functools.cache
 def _tools() -> tuple[str, ...]:
     versions = [f"python {sys.version_info[0]}.{sys.version_info[1]}"]
     for name in _TOOLS:
-        try:
-            versions.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            continue
+        version = installed(name)
+        if version is not None:
+            versions.append(f"{name} {version}")
     if not any(v.startswith("nvidia-") for v in versions):
         versions.append(f"CUDA_HOME {os.environ.get('CUDA_HOME', '')}")  # NVVM of a toolkit
     return tuple(versions)

@@ -22,7 +22,7 @@ bench/results/tune_h200.json with this very code. The kernels for very few rows 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -260,7 +260,7 @@ def turning(plan: GemmPlan, problem: GemmProblem) -> float:
 
 
 def _turned(price: Estimate, us: float) -> Estimate:
-    return replace(price, total=price.total + us, launch=price.launch + us) if us else price
+    return Estimate(**(vars(price) | {"total": price.total + us, "launch": price.launch + us})) if us else price
 
 
 def is_priced_together(kernel: str) -> bool:

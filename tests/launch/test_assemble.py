@@ -2,11 +2,13 @@
 
 import os
 import subprocess
+import zipfile
+from importlib import metadata
 
 import pytest
 
 from dgnumba import assemble
-from dgnumba.assemble import Cubin, entry_of, find_ptxas, ptxas
+from dgnumba.assemble import Cubin, entry_of, find_ptxas, installed, ptxas
 from dgnumba.errors import CompileError
 
 PTX = """
@@ -157,3 +159,35 @@ def test_without_ptxas_the_driver_gets_the_text(bare):
 def test_a_text_of_not_one_kernel_is_refused(count):
     with pytest.raises(CompileError, match=f"expected PTX with one kernel, got {count}"):
         entry_of(PTX * count)
+
+
+# -- versions of what is installed
+
+
+def test_versions_are_those_that_the_descriptions_say():
+    seen = {d.metadata["Name"] for d in metadata.distributions()}
+    assert seen and {name: installed(name) for name in seen} == {name: metadata.version(name) for name in seen}
+
+
+def test_names_are_compared_as_the_index_compares_them(monkeypatch, tmp_path):
+    (tmp_path / "A_Thing.more-1.2.post3.dist-info").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert [installed(name) for name in ("a-thing-more", "A.Thing_More", "a-thing")] == ["1.2.post3", "1.2.post3", None]
+
+
+def test_the_first_on_the_path_counts(monkeypatch, tmp_path):
+    for folder, version in (("second", "2.0"), ("first", "1.0")):
+        (tmp_path / folder / f"thing-{version}.dist-info").mkdir(parents=True)
+        monkeypatch.syspath_prepend(str(tmp_path / folder))
+    assert installed("thing") == "1.0"
+
+
+def test_what_lies_in_an_archive_or_in_a_folder_of_the_old_kind_is_found_too(monkeypatch, tmp_path):
+    with zipfile.ZipFile(tmp_path / "things.zip", "w") as archive:
+        archive.writestr("zipped-1.5.dist-info/METADATA", "Metadata-Version: 2.1\nName: zipped\nVersion: 1.5\n")
+    old = tmp_path / "old" / "ancient-0.9.egg-info"
+    old.mkdir(parents=True)
+    (old / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: ancient\nVersion: 0.9\n")
+    for place in (tmp_path / "things.zip", tmp_path / "old"):
+        monkeypatch.syspath_prepend(str(place))
+    assert (installed("zipped"), installed("ancient"), installed("neither")) == ("1.5", "0.9", None)

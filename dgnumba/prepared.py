@@ -31,6 +31,8 @@ BF16 = DTYPES["bfloat16"]
 _KEPT = 1024
 _PLACES = 1024
 """Most addresses kept for one form of call; then it starts afresh."""
+_ALL_PLACES = 1 << 15
+"""Most addresses kept for calls of all forms, a kilobyte each; then all start afresh."""
 
 _lock = threading.Lock()
 _built: dict[Any, Built] = {}
@@ -124,10 +126,14 @@ class QuickCall:
 
     def placed(self, at: tuple[int, int, int, int, int]) -> PlacedCall | None:
         """The call on operands at these addresses; None where they must be looked at more closely."""
+        global _placed
         found = self._kept.get(at)
         if found is None and self._fits(*at):
+            if _placed >= _ALL_PLACES:
+                forget_choices()
             if len(self._kept) >= _PLACES:
                 self._kept.clear()
+            _placed += 1
             found = self._kept.setdefault(at, PlacedCall(self.launch.launcher.bind(*self.launch.passed(*at)), self.device))
         return found
 
@@ -214,6 +220,8 @@ def _never() -> object:
     return _never
 
 
+_placed = 0
+"""How many calls were placed since all were forgotten."""
 _quick: dict[tuple[Any, ...], dict[Any, QuickCall]] = {}
 """Calls by the form of B and its scales; then as in `Weights.calls`."""
 _weights: dict[int, Weights] = {}
@@ -315,6 +323,8 @@ def remember(arrays: tuple[Any, ...], launch: PreparedLaunch, laid: LaidOut, set
 
 def forget_choices() -> None:
     """Choose anew for calls of every form: what decides the choice has changed."""
+    global _placed
+    _placed = 0
     _quick.clear()
     _weights.clear()
 

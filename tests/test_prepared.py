@@ -140,6 +140,22 @@ def test_what_is_passed_is_made_once_for_each_place(operands):
     assert first is again and first[0] + 4096 == other[0]
 
 
+def test_places_are_not_kept_without_end(operands, monkeypatch):
+    """Neither of one form nor of all together: then the whole way is gone once, and calls are known again."""
+    _, _, (x, sfx, y, sfy, d), launches = operands
+    (call,) = next(iter(prepared._quick.values())).values()
+    monkeypatch.setattr(prepared, "_placed", 0)
+    monkeypatch.setattr(prepared, "_PLACES", 3)
+    for i in range(1, 9):
+        assert prepared.quick((x, sfx), (y, sfy), Array((4, 16), np.float32, address=4096 * 1000 * i), None)
+        assert len(call._kept) <= 3
+    monkeypatch.setattr(prepared, "_ALL_PLACES", 9)
+    for i in range(9, 11):
+        assert prepared.quick((x, sfx), (y, sfy), Array((4, 16), np.float32, address=4096 * 1000 * i), None)
+    assert [values[0] for values, _, _ in launches] == [4096 * 1000 * i for i in range(1, 11)]
+    assert not prepared._quick and prepared.quick((x, sfx), (y, sfy), d, None) is None
+
+
 def test_the_same_arrays_are_launched_alike_again(operands):
     _, _, (x, sfx, y, sfy, d), launches = operands
     for _ in range(4):

@@ -183,7 +183,8 @@ def _as_bfloat16(total: Any) -> Any:
 def _write_addend(operands: Operands) -> None:
     """K is 0: D = C, or 0."""
     with device_of(operands.d):
-        operands.d[...] = 0 if operands.c is None else operands.c
+        # C as D has it: one of them may be bfloat16, and the other its bits
+        operands.d[...] = 0 if operands.c is None else operands.c.view(operands.d.dtype)
 
 
 def _run_on_host(operands: Operands) -> None:

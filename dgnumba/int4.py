@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from . import config, launching
-from .api import On, resources_of
+from .api import On, _as_float32, _store_float32, resources_of
 from .device import Device
 from .dtypes import DType
 from .emulated import SMS
@@ -19,7 +21,7 @@ from .kernels import Built
 from .kernels.int4_spec import Int4Plan
 from .prepared import built
 from .quant.int4_host import int4_gemm_nt_host
-from .xp import device_of
+from .xp import device_of, namespace
 
 
 def int4_gemm_nt(
@@ -76,7 +78,9 @@ def int4_gemm_nt(
     where = _where(on, operands)
     if where == "cuda":
         _run_on_gpu(operands, plan, (a, d, c, bias), w, stream)
-    elif where == "host" or operands.problem.is_empty or operands.problem.k == 0:
+    elif not _has_work(operands):
+        _write_addends(operands)
+    elif where == "host":
         int4_gemm_nt_host(operands.a, operands.scales, operands.weights, operands.d, operands.c, operands.bias)
     else:
         _emulate(operands, plan, policy)
@@ -100,6 +104,21 @@ def _choose(problem: Int4Problem, plan: Int4Plan | None, device: Device, setting
     return validate_int4(plan, problem, settings.limited(device), settings.batch_invariant)
 
 
+def _has_work(operands: Int4Operands) -> bool:
+    """Whether there is anything to multiply."""
+    return not operands.problem.is_empty and operands.problem.k > 0
+
+
+def _write_addends(operands: Int4Operands) -> None:
+    """Nothing is multiplied: D = bias + C, or 0."""
+    d, c = operands.d, operands.c
+    with device_of(d):
+        total = namespace(d).zeros(d.shape, np.float32)
+        if operands.bias is not None:
+            total += operands.bias
+        _store_float32(d, total if c is None else total + _as_float32(c))
+
+
 def _finish(laid: Int4LaidOut) -> None:
     if laid.target is not laid.d:
         with device_of(laid.d):
@@ -113,16 +132,17 @@ def _run_on_gpu(operands: Int4Operands, plan: Int4Plan | None, owners: tuple[Any
     arrays = [x.data if hasattr(x, "granularity") else x for x in owners if x is not None]
     handle = launching.stream_of(arrays, index, stream)
     with launching.ordered(index, handle):
-        if operands.problem.is_empty:
-            return
-        device = Device.numbered(index)
-        choice = _choose(operands.problem, plan, device, settings)
-        laid = lay_out(operands)
-        launch = prepared(choice, laid, settings.limited(device), settings.pdl)
-        launch(laid, handle)
-        _finish(laid)
-        if plan is None and all(x is None for x in owners[2:]) and owners[1] is not None:
-            remember(owners[0], weights, owners[1], launch, laid, settings)
+        if not _has_work(operands):
+            _write_addends(operands)
+        else:
+            device = Device.numbered(index)
+            choice = _choose(operands.problem, plan, device, settings)
+            laid = lay_out(operands)
+            launch = prepared(choice, laid, settings.limited(device), settings.pdl)
+            launch(laid, handle)
+            _finish(laid)
+            if plan is None and all(x is None for x in owners[2:]) and owners[1] is not None:
+                remember(owners[0], weights, owners[1], launch, laid, settings)
     if owners[1] is None and stream is None:
         launching.joined(index, handle)
 
@@ -181,8 +201,9 @@ def explain_int4(a: Any, w: Any, d: Any = None, c: Any = None, *, bias: Any = No
     Raises as `int4_gemm_nt` does.
     """
     operands = check_int4_gemm_nt(a, w, d, c, bias, out_dtype, check)
-    if operands.problem.is_empty:
-        raise ProblemError(f"a, w: nothing to explain: m {operands.problem.m}, n {operands.problem.n}, no kernel runs")
+    if not _has_work(operands):
+        p = operands.problem
+        raise ProblemError(f"a, w: nothing to explain: m {p.m}, n {p.n}, k {p.k}, no kernel runs")
     settings = config.current()
     device = settings.limited(Device.of(operands.a))
     choice = _choose(operands.problem, plan, device, settings)

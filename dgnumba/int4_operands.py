@@ -267,7 +267,8 @@ def lay_out(operands: Int4Operands) -> Int4LaidOut:
             token_scales = namespace(operands.scales).ascontiguousarray(operands.scales)
     d, c = operands.d, operands.c
     if d.strides[1] != d.itemsize or d.strides[0] < 0:
-        d = empty(d.shape, problem.d_dtype, d)
+        with device_of(d):
+            d = namespace(d).empty(d.shape, d.dtype)  # of the caller's type: bits are copied back as bits
         copies.append(f"d: byte strides {list(operands.d.strides)}; computed in a buffer, then copied")
     if c is not None and (c.strides[1] != c.itemsize or c.strides[0] < 0):
         with device_of(c):

@@ -181,6 +181,8 @@ def test_no_k_gives_c_or_zero(on, dtype):
     bits = np.full((3, 5), 0x4020, np.uint16)  # 2.5 in bfloat16
     assert (api.fp8_gemm_nt(a, b, np.zeros((3, 5), np.uint16), bits, on=on) == 0x4020).all()
     assert (api.fp8_gemm_nt(a, b, np.full((3, 5), 7, np.uint16), on=on) == 0).all()
+    assert (api.fp8_gemm_nt(a, b, np.zeros((3, 5), np.uint16), full((3, 5), value=2.5), on=on) == 0x4020).all()
+    assert (api.fp8_gemm_nt(a, b, full((3, 5)), bits, on=on) == 2.5).all()
 
 
 # The addend
@@ -206,6 +208,15 @@ def test_F22_c_is_added_once(on, m, n, dtype):
     wide = full((m, n + 3), dtype, 2)
     api.fp8_gemm_nt(*operands, wide[:, :n], wide[:, :n], on=on)
     assert (wide[:, :n] == 258).all() and (wide[:, n:] == 2).all()
+
+
+@on
+def test_F22_one_row_is_itself_under_any_pitch(on):
+    """Of one row the pitch says nothing: x[0][None] has none, x[:1] the whole array's."""
+    held = full((3, 64), value=2)
+    one, other = held[:1], held[0][None]
+    assert one.strides != other.strides
+    assert (api.fp8_gemm_nt(*ones(1, 64, 256), one, other, on=on) == 258).all() and (held[1:] == 2).all()
 
 
 @on

@@ -84,10 +84,12 @@ def test_a_given_output_is_written_and_returned(rng):
     assert int4_gemm_nt(a, q, d) is d
     assert_bits_equal(np.ascontiguousarray(d), expected)
     assert (wide[:, ::2] == -1).all()
-    turned = np.zeros((70, 5), np.float32).T
+    turned, turned_bits = np.zeros((70, 5), np.float32).T, np.zeros((70, 5), np.uint16).T
     for on in ("host", "emulator"):
-        turned[...] = 0
+        turned[...], turned_bits[...] = 0, 0
         assert_bits_equal(np.ascontiguousarray(int4_gemm_nt(a, q, turned, on=on)), expected)
+        int4_gemm_nt(a, q, turned_bits, on=on)
+        assert_bits_equal(np.ascontiguousarray(turned_bits).view(BF16), expected.astype(BF16), on)
     bits = np.zeros((5, 70), np.uint16)
     int4_gemm_nt(a.view(np.uint16), q, bits)
     assert_bits_equal(bits.view(BF16), expected.astype(BF16))
@@ -107,6 +109,23 @@ def test_empty_extents(m, n, k):
     for on in ("host", "emulator"):
         d = int4_gemm_nt(np.zeros((m, k), np.float16), q, np.full((m, n), 3, np.float16), on=on)
         assert d.shape == (m, n) and (d == (3 if k else 0)).all()
+
+
+@pytest.mark.parametrize("kind", cases.ACTIVATIONS)
+@pytest.mark.parametrize("m, n, k", [(0, 5, 64), (3, 0, 64), (4, 6, 0)])
+def test_empty_extents_with_all_that_is_added(kind, m, n, k):
+    """A batch of no tokens beside a gate; no K: the bias and C are all there is, in any mixture of bfloat16 and its bits."""
+    a = cases.activations(np.random.default_rng(0), kind, m, k)
+    q, bias = quantize(np.zeros((n, k), np.float32), "int4_row"), np.arange(n, dtype=np.float32)
+    c = np.full((m, n), 2, BF16)
+    gated = prepare_int4_weights(q, "int8" if kind == "int4" else kind, gate=q)
+    for on in ("host", "emulator"):
+        bits = np.full((m, n), 3, np.uint16)
+        int4_gemm_nt(a, q, bits, c, bias=bias, on=on)
+        assert_bits_equal(bits.view(BF16), (c.astype(np.float32) + (bias if m else 0)).astype(BF16))
+        assert_bits_equal(int4_gemm_nt(a, gated, np.full((m, n), 3, BF16), c.view(np.uint16), on=on), c)
+        if kind in cases.INTEGERS:
+            assert (int4_gemm_nt(a, q, out_dtype="int32", on=on) == 0).all()
 
 
 def call(**changes):

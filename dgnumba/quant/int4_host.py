@@ -120,8 +120,9 @@ def silu(x: Any) -> Any:
 
 def _gated(total: Any) -> Any:
     """Rows in runs of eight of W and eight of the gate: silu of the one times the other."""
-    pairs = total.reshape(len(total), -1, 2, 8)
-    return (silu(pairs[:, :, 0]) * pairs[:, :, 1]).reshape(len(total), -1)
+    m, rows = total.shape
+    pairs = total.reshape(m, rows // 16, 2, 8)
+    return (silu(pairs[:, :, 0]) * pairs[:, :, 1]).reshape(m, rows // 2)
 
 
 def int4_gemm_reference(a: Any, w: QTensor) -> tuple[Any, Any]:

@@ -78,12 +78,10 @@ def int4_gemm_nt(
     where = _where(on, operands)
     if where == "cuda":
         _run_on_gpu(operands, plan, (a, d, c, bias), w, stream)
-    elif not _has_work(operands):
-        _write_addends(operands)
-    elif where == "host":
-        int4_gemm_nt_host(operands.a, operands.scales, operands.weights, operands.d, operands.c, operands.bias)
-    else:
+    elif where == "emulator" and _has_work(operands):
         _emulate(operands, plan, policy)
+    else:
+        _run_on_host(operands)
     return operands.d if d is None else d
 
 
@@ -123,6 +121,13 @@ def _finish(laid: Int4LaidOut) -> None:
     if laid.target is not laid.d:
         with device_of(laid.d):
             laid.target[...] = laid.d
+
+
+def _run_on_host(operands: Int4Operands) -> None:
+    if _has_work(operands):
+        int4_gemm_nt_host(operands.a, operands.scales, operands.weights, operands.d, operands.c, operands.bias)
+    else:
+        _write_addends(operands)
 
 
 def _run_on_gpu(operands: Int4Operands, plan: Int4Plan | None, owners: tuple[Any, ...], weights: Any, stream: Any) -> None:

@@ -30,8 +30,10 @@ def bench(
     runs: Annotated[int, typer.Option(min=1, help="timed calls of each, of which the median counts")] = 20,
     flush: Annotated[bool, typer.Option(help="empty L2 before each call by reading other memory")] = True,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="write the rows as JSON too")] = None,
-    form: Annotated[str, typer.Option("--format", help="of the weights, after the word int4")] = "int4_g128",
-    activation: Annotated[int4.Activation, typer.Option(help="of A, after the word int4")] = int4.Activation.bfloat16,
+    form: Annotated[
+        str | None, typer.Option("--format", metavar="FORMAT", help="of the weights, after the word int4; by default int4_g128")
+    ] = None,
+    activation: Annotated[int4.Activation | None, typer.Option(help="of A, after the word int4; by default bfloat16")] = None,
 ) -> None:
     """Time FP8 products on this GPU, or INT4 after the word int4.
 
@@ -40,8 +42,12 @@ def bench(
     is_int4 = bool(shapes) and shapes[0] == "int4"  # type: ignore[index]
     named = (shapes or [])[1:] or int4.SHAPES if is_int4 else shapes or SHAPES
     extents = [parse(s) for s in named]
+    for name, value in (("format", form), ("activation", activation)):
+        if value is not None and not is_int4:
+            raise ProblemError(f"{name}: expected none without the word int4, got {value}; as in `dgnumba bench int4 16x7168x2048`")
+    weights, kind = form or "int4_g128", activation or int4.Activation.bfloat16
     if is_int4:
-        int4.check_format(form)
+        int4.check_format(weights)
     why = gpu.missing()
     if why is not None:
         raise ProblemError(f"bench: expected a GPU, got none: {why}")
@@ -49,7 +55,7 @@ def bench(
     rows = []
     with progress("measure") as step:
         for i, (m, n, k) in enumerate(extents):
-            rows.append(int4.measure(m, n, k, form, activation, runs, flush) if is_int4 else measure(m, n, k, runs, flush))
+            rows.append(int4.measure(m, n, k, weights, kind, runs, flush) if is_int4 else measure(m, n, k, runs, flush))
             step(i + 1, len(extents))
     _print(rows)
     if output is not None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ProblemError
+from . import files
 from .show import console, size
 
 
@@ -32,7 +33,9 @@ def cache(
     from .. import cache as kernels
 
     if (file is not None) != (action in (Action.export, Action.import_)):
-        raise ProblemError(f"file: expected one with export and import, and none with info and clear, got {action} {file or 'without'}")
+        raise ProblemError(f"file: expected one with export and import, and none with info and clear, got {action} {file or 'alone'}")
+    if action is Action.export:
+        files.expect_folder("file", file)
     facts = kernels.info()
     if not facts["usable"]:
         console().print(f"{facts['directory'] or 'no directory'}: not usable, kernels are kept in memory only")

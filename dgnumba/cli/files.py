@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,29 @@ def load(where: str) -> Any:
 
 
 def save(where: str, array: Any) -> None:
-    """Write an array, as `load` reads it."""
+    """Write an array, as `load` reads it. An old file is replaced, not overwritten: who has it mapped, as `load` has, goes on reading the old one."""
     path, tensor = split(where)
     if path.suffix == _SUFFIX:
         spec = TensorSpec.of(tensor or "d", array.dtype.name, array.shape)
         with TensorWriter(path, [spec]) as writer:
             writer.write(spec.name, array)
-    else:
-        np.save(path, array, allow_pickle=False)
+        return
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(handle, "wb") as file:
+            np.save(file, array, allow_pickle=False)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def expect_picture(name: str, path: Path | None) -> None:
+    """Refuse, before the work is done, a picture that cannot be written."""
+    expect_folder(name, path)
+    if path is not None and path.suffix not in (".png", ".svg", ".pdf"):
+        raise ProblemError(f"{name}: expected a name that ends in .png, .svg or .pdf, got {path}")
 
 
 def expect_folder(name: str, path: Path | None) -> None:

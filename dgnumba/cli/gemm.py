@@ -34,6 +34,7 @@ class OutType(StrEnum):
 
     float32 = "float32"
     bfloat16 = "bfloat16"
+    float16 = "float16"
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def gemm(
     ] = None,
     sfa: Annotated[str | None, typer.Option(metavar="FILE", help="scales of an A that is FP8 already, [M, K/128]")] = None,
     sfb: Annotated[str | None, typer.Option(metavar="FILE", help="scales of a B that is FP8 already, [N/128, K/128]")] = None,
-    dtype: Annotated[OutType, typer.Option(help="of D; .npy holds float32 only")] = OutType.float32,
+    dtype: Annotated[OutType, typer.Option(help="of D; .npy holds no bfloat16")] = OutType.float32,
     on: Annotated[Place | None, typer.Option(help="where; by default the GPU if there is one, else the host")] = None,
     check: Annotated[bool, typer.Option(help="compare every element with float64 and its error bound")] = True,
     form: Annotated[
@@ -63,21 +64,25 @@ def gemm(
             "--format", metavar="FORMAT", help="B in 4 bits: int4_g128, uint4_g64, mxfp4, ..., or layer: B is one of a checkpoint"
         ),
     ] = None,
-    activation: Annotated[int4.Activation, typer.Option(help="with --format: what A is made")] = int4.Activation.bfloat16,
+    activation: Annotated[
+        int4.Activation | None, typer.Option(help="with --format: what A is made; by default bfloat16", show_default=False)
+    ] = None,
 ) -> None:
     """Multiply matrices from files: D = A @ B.T. A [M,K] is scaled per 1x128, B [N,K] per 128x128; or B has 4 bits, with --format."""
     out = console()
     target = None if output is None else files.split(output)[0]
     files.expect_folder("output", target)
     if target is not None and target.suffix == ".npy" and dtype is OutType.bfloat16:
-        raise ProblemError("dtype: expected float32 for a .npy file, which cannot hold bfloat16, got bfloat16; write FILE.safetensors:d")
+        raise ProblemError("dtype: expected another for a .npy file, which cannot hold bfloat16, got bfloat16; write FILE.safetensors:d")
     place = on or (Place.host if gpu.missing() else Place.cuda)
     if place is Place.cuda and (why := gpu.missing()) is not None:
         raise ProblemError(f"on: expected host or emulator here, got cuda: {why}")
+    if form is None and activation is not None:
+        raise ProblemError(f"activation: expected --format beside it, got {activation.value} alone; without it A becomes FP8")
     if form is not None:
         if sfa is not None or sfb is not None:
             raise ProblemError("sfa, sfb: expected none beside --format, which says what A and B become")
-        if not int4.gemm(a, b, form, activation, output, dtype.value, place.value, _WHERE[place], check):
+        if not int4.gemm(a, b, form, activation or int4.Activation.bfloat16, output, dtype.value, place.value, _WHERE[place], check):
             raise typer.Exit(1)
         return
     left, right = _read("A", a, sfa, 1), _read("B", b, sfb, 128)
@@ -160,13 +165,13 @@ def _read(name: str, where: str, scales: str | None, rows: int) -> _Input:
         _refuse_not_finite(name, x, q.scale, rows, where)
         nbytes = q.data.nbytes + q.scale.nbytes
         return _Input(q, x, f"{about}, quantized to e4m3, one scale per {rows}x128: {size(nbytes)}, {duration(took)}")
-    if kind not in ("float8_e4m3fn", "uint8"):
+    if kind not in ("float8_e4m3fn", "float8_e5m2", "uint8"):
         raise ProblemError(
-            f"{name}: expected float8_e4m3fn (or its bytes as uint8), or {', '.join(_FLOATS)} to quantize, got {kind} in {where}"
+            f"{name}: expected float8_e4m3fn (or its bytes as uint8) or float8_e5m2, or {', '.join(_FLOATS)} to quantize, got {kind} in {where}"
         )
     if scales is None:
         raise ProblemError(f"{sf}: expected --{sf} FILE for the scales of {where}, which holds {kind}; got none")
-    q = dgnumba.QTensor(x, np.ascontiguousarray(files.load(scales)), DTYPES["float8_e4m3fn"], (rows, 128))
+    q = dgnumba.QTensor(x, np.ascontiguousarray(files.load(scales)), "float8_e4m3fn" if kind == "uint8" else kind, (rows, 128))  # type: ignore[arg-type]
     return _Input(q, None, f"{about}, scales from {scales}")
 
 

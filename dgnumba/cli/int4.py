@@ -12,7 +12,7 @@ import numpy as np
 import dgnumba
 
 from ..dtypes import DTYPES
-from ..errors import DGNumbaError, ProblemError
+from ..errors import ProblemError
 from ..quant import QTensor, as_format
 from . import files, gpu
 from .show import console, duration, progress, size, speed
@@ -174,9 +174,5 @@ def _rivals(m: int, n: int, k: int) -> dict[str, Any]:
 
 def check_format(form: str) -> None:
     """Refuse what `bench int4` cannot make weights of."""
-    try:
-        bits = as_format(form).dtype.bits
-    except DGNumbaError as error:
-        raise ProblemError(f"format: {error}") from error
-    if bits != 4:
+    if as_format(form).dtype.bits != 4:
         raise ProblemError(f"format: expected one of 4 bits, as int4_g128, uint4_g64, mxfp4 or nvfp4, got {form}")

@@ -22,7 +22,7 @@ from ..errors import CompileError
 from ..prepared import built
 from ..problem import GemmProblem
 from ..profile import Measured, accesses, mix_of, occupancy, verdict
-from . import ceilings, gpu, ncu
+from . import ceilings, files, gpu, ncu
 from .bench import parse
 from .gemm import OutType
 from .show import console, progress
@@ -37,6 +37,7 @@ def profile(
 ) -> None:
     """What a product's kernel is made of, and which ceiling it meets."""
     m, n, k = parse(shape)
+    files.expect_folder("output", output)
     device, out = Device.current(), console()
     problem = GemmProblem(m, n, k, d_dtype=DTYPES[dtype.value])
     choice = planning.choose(problem, device)

@@ -12,7 +12,7 @@ import typer
 import dgnumba
 
 from ..errors import ProblemError
-from . import gpu
+from . import files, gpu
 from .show import console
 
 _LARGEST = 2**26
@@ -44,6 +44,8 @@ def trace(
     """The pipeline of one FP8 product: who copies, multiplies, waits."""
     if output is not None and output.suffix != ".json":
         raise ProblemError(f"output: expected a name that ends in .json, got {output}; a picture goes to --picture")
+    files.expect_folder("output", output)
+    files.expect_picture("picture", picture)
     if min(m, n, k) < 1 or blocks < 1:
         raise ProblemError(f"expected M, N, K and blocks of 1 or more, got {m}, {n}, {k} and {blocks}")
     timeline = _on_gpu(m, n, k, blocks) if on is Source.cuda else _emulated(m, n, k, blocks, late, large)

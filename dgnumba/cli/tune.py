@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ProblemError
-from . import gpu
+from . import files, gpu
 from .gemm import OutType
 from .show import console, progress
 from .warmup import parse
@@ -29,6 +29,7 @@ def tune(
     extents = [parse(shape, (3,)) for shape in shapes]
     if everything and candidates is not None:
         raise ProblemError(f"candidates: expected none with --all, got {candidates}")
+    files.expect_picture("plot", plot)
     why = gpu.missing()
     if why is not None:
         raise ProblemError(f"tune: expected a GPU, got none: {why}")

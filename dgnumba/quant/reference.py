@@ -16,6 +16,7 @@ import numpy as np
 from ..arithmetic import fma
 from ..dtypes import DTYPES, DType, as_dtype
 from ..errors import DTypeError, ProblemError
+from ..layouts.scales import get_row_major_ue8m0_tensor
 from ..xp import view_bytes
 from .qtensor import QTensor, expand
 
@@ -53,7 +54,8 @@ def gemm_reference(*operands: Any, gran_a: tuple[int, int] | None = None, gran_b
     Args:
         operands: ``a, b``, each a `QTensor` (of any element type, with all that belongs to it) or a
             pair of codes and scales; or the four of two pairs. Codes ``[M,K]`` and ``[N,K]``, scales
-            float32, one for each block of `gran_a` and `gran_b` elements. In host memory.
+            float32, one for each block of `gran_a` and `gran_b` elements, or int32 of four UE8M0 each.
+            In host memory.
         gran_a, gran_b: rows and columns that share a scale; None: what a QTensor says, of a pair
             1x128 and 128x128.
 
@@ -223,7 +225,14 @@ def _fp8(q: Any, name: str, granularity: tuple[int, int]) -> tuple[Any, Any, tup
 
 def _scaled(pair: Any, granularity: tuple[int, int]) -> Any:
     values = _values(pair[0])
-    return values * expand(np.asarray(pair[1], np.float64), granularity, values.shape)
+    return values * expand(_float64(pair[1], granularity, values), granularity, values.shape)
+
+
+def _float64(sf: Any, granularity: tuple[int, int], codes: Any) -> Any:
+    """The scales of `codes`: int32 are words of four UE8M0."""
+    if np.asarray(sf).dtype == np.int32:
+        sf = get_row_major_ue8m0_tensor(np.asarray(sf), -(-np.shape(codes)[1] // granularity[1]))
+    return np.asarray(sf, np.float64)
 
 
 def _row(codes: Any) -> DType:
@@ -236,12 +245,12 @@ def _values(codes: Any) -> Any:
 
 
 def _product(a: Any, sfa: Any, b: Any, sfb: Any, gran_a: tuple[int, int], gran_b: tuple[int, int]) -> Any:
-    a_real = a * expand(np.asarray(sfa, np.float64), gran_a, a.shape)
-    b_real = b * expand(np.asarray(sfb, np.float64), gran_b, b.shape)
+    a_real = a * expand(_float64(sfa, gran_a, a), gran_a, a.shape)
+    b_real = b * expand(_float64(sfb, gran_b, b), gran_b, b.shape)
     return a_real @ b_real.T
 
 
 def _per_row(sf: Any, granularity: tuple[int, int], codes: Any) -> Any:
     """The largest scale of each row of a matrix."""
-    largest = np.asarray(sf, np.float64).max(axis=1, initial=0.0)
+    largest = _float64(sf, granularity, codes).max(axis=1, initial=0.0)
     return np.repeat(largest, granularity[0])[: np.shape(codes)[0]]

@@ -46,6 +46,24 @@ def test_bfloat16_goes_to_a_safetensors_file(run, inputs, tmp_path):
     assert_bits_equal(load_file(tmp_path / "d.safetensors")["y"], expected(inputs, ml_dtypes.bfloat16))
 
 
+def test_float16_goes_to_either_file(run, inputs, tmp_path):
+    for name in ("d.npy", "d.safetensors:d"):
+        code, out, _ = run("gemm", *inputs, "-o", tmp_path / name, "--dtype", "float16")
+        assert code == 0 and "right: all" in out
+        assert_bits_equal(load(f"{tmp_path}/{name}"), expected(inputs, np.float16))
+
+
+def test_an_input_may_be_written_over(run, tmp_path, rng):
+    """It is read again for the report: a file that is mapped must not be cut short under it."""
+    for name, rows in (("a", 700), ("w", 33)):
+        np.save(tmp_path / f"{name}.npy", rng.standard_normal((rows, 512)).astype(np.float32))
+    plain = run("gemm", tmp_path / "a.npy", tmp_path / "w.npy", "-o", tmp_path / "d.npy")
+    over = run("gemm", tmp_path / "a.npy", tmp_path / "w.npy", "-o", tmp_path / "a.npy")
+    assert over[0] == 0 and over[1].splitlines()[-2:] == plain[1].splitlines()[-2:]
+    assert_bits_equal(np.load(tmp_path / "a.npy"), np.load(tmp_path / "d.npy"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npy", "d.npy", "w.npy"]
+
+
 def test_the_emulator_makes_the_same_product(run, tmp_path, rng):
     case = exact_problem(rng, 16, 16, 256)
     arguments = files_of(tmp_path, case)
@@ -71,6 +89,20 @@ def test_fp8_files_come_with_their_scales(run, tmp_path, rng):
     assert_bits_equal(np.load(tmp_path / "d.npy"), dgnumba.fp8_gemm_nt(case.a, case.b, want, on="host"))
     assert "float8_e4m3fn" in out
     assert "unquantized" not in out
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["float32", "packed UE8M0"])
+def test_e5m2_and_packed_scales_are_taken_as_they_are(run, tmp_path, rng, packed):
+    case = exact_problem(rng, M, N, K)
+    a = case.a.data.astype(np.float32).astype(ml_dtypes.float8_e5m2)
+    sfa = np.ldexp(1.0, rng.integers(-2, 3, (M, 3))).astype(np.float32)
+    scales = dgnumba.get_mn_major_tma_aligned_packed_ue8m0_tensor(sfa) if packed else sfa
+    save_file({"a": a, "sfa": np.ascontiguousarray(scales), "w": case.b.data, "sfb": case.b.scale}, tmp_path / "m.safetensors")
+    m = f"{tmp_path}/m.safetensors"
+    code, out, err = run("gemm", f"{m}:a", f"{m}:w", "--sfa", f"{m}:sfa", "--sfb", f"{m}:sfb", "-o", tmp_path / "d.npy")
+    assert (code, err) == (0, "") and "right: all" in out
+    want = dgnumba.fp8_gemm_nt((a, sfa), case.b, np.empty((M, N), np.float32))
+    assert_bits_equal(np.load(tmp_path / "d.npy"), want)
 
 
 def test_a_wrong_product_is_reported_and_exits_1(run, inputs, monkeypatch):
@@ -117,6 +149,7 @@ def refusals(folder):
         "scales of a wrong shape": ([f"{folder}/u.npy", b, "--sfa", f"{folder}/t.npy"], "scale: expected float32 [33, 3]"),
         "bfloat16 in npy": ([a, b, "-o", f"{folder}/d.npy", "--dtype", "bfloat16"], "cannot hold bfloat16"),
         "no such folder": ([a, b, "-o", f"{folder}/none/d.npy"], "output: expected a file in a folder that is there, got "),
+        "activation alone": ([a, b, "--activation", "int8"], "activation: expected --format beside it"),
         "no GPU": ([a, b, "--on", "cuda"], "on: expected host or emulator here, got cuda: none is here"),
     }
 
@@ -124,7 +157,7 @@ def refusals(folder):
 KINDS = ["no such file", "transposed", "a vector", "bytes without scales", "scales of a float", "scales of a wrong shape", "no such folder"]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "bfloat16 in npy", "no GPU"])
+@pytest.mark.parametrize("kind", [*KINDS, "bfloat16 in npy", "activation alone", "no GPU"])
 def test_a_refusal_is_one_plain_line_and_exit_code_2(run, inputs, tmp_path, kind):
     arguments, words = refusals(tmp_path)[kind]
     code, out, err = run("gemm", *arguments)
@@ -150,7 +183,7 @@ def test_a_number_that_is_not_finite_is_named_with_its_place(run, tmp_path, rng,
 def test_a_file_of_integers_is_refused_by_its_type(run, inputs, tmp_path):
     np.save(tmp_path / "i.npy", np.ones((4, 128), np.int64))
     code, _, err = run("gemm", tmp_path / "i.npy", tmp_path / "i.npy")
-    assert code == 2 and "A: expected float8_e4m3fn (or its bytes as uint8), or float16" in err and "got int64" in err
+    assert code == 2 and "A: expected float8_e4m3fn (or its bytes as uint8) or float8_e5m2, or float16" in err and "got int64" in err
 
 
 def test_an_empty_file_is_refused(run, tmp_path):

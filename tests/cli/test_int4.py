@@ -79,8 +79,17 @@ def test_a_wrong_product_ends_with_one(run, inputs, monkeypatch):
     assert code == 1 and "WRONG" in out
 
 
-@pytest.mark.parametrize("arguments, message", [(("int4",), "expected a GPU"), (("int4", "--format", "fp8_row"), "expected one of 4 bits"),
-                                                (("int4", "4x4"), "expected MxNxK")])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("int4",), "expected a GPU"),
+        (("int4", "--format", "fp8_row"), "expected one of 4 bits"),
+        (("int4", "--format", "nope"), "dgnumba: format: expected one of"),
+        (("int4", "4x4"), "expected MxNxK"),
+        (("8x64x128", "--format", "mxfp4"), "format: expected none without the word int4, got mxfp4"),
+        (("8x64x128", "--activation", "fp8"), "activation: expected none without the word int4, got fp8"),
+    ],
+)
 def test_bench_int4_refuses(run, arguments, message):
     code, _, err = run("bench", *arguments)
     assert code == 2 and message in err

@@ -92,6 +92,7 @@ def test_tune_without_a_gpu_is_refused(run, no_gpu):
 def test_tune_takes_products_alone(run, no_gpu):
     assert "shape: expected MxNxK, as 16x7168x2048, got 256x512" in run("tune", "256x512")[2]
     assert "candidates: expected none with --all, got 3" in run("tune", "1x256x512", "--all", "--candidates", "3")[2]
+    assert "plot: expected a file in a folder that is there" in run("tune", "1x256x512", "--plot", "none/tiles.png")[2]
 
 
 def test_extents():

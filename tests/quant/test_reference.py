@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dgnumba.dtypes import DTYPES
 from dgnumba.errors import DTypeError, ProblemError
+from dgnumba.layouts.scales import get_mn_major_tma_aligned_packed_ue8m0_tensor
 from dgnumba.quant import error_bound, exact_integer_reference, gemm_reference, per_block_cast_to_fp8, per_token_cast_to_fp8, quantize
 from dgnumba.quant.formats import Format
 from dgnumba.quant.reference import TAU_FLOAT32, TAU_WGMMA
@@ -201,3 +202,12 @@ def test_e5m2_has_its_values_and_its_bound(rng):
     assert error_bound(pair, b, "float32", tau=TAU_FLOAT32).tolist() == bound.tolist()
     share = assert_within(fp8_gemm_nt(pair, b, np.zeros((5, 9), np.float32)), gemm_reference(a, b), bound)
     assert share > 0, "a bound that nothing uses proves nothing"
+
+
+def test_packed_scales_are_read_as_the_float32_that_they_stand_for():
+    rng = np.random.default_rng(3)
+    a, _, b, _ = random_operands(rng, 5, 130, 900)
+    sfa, sfb = (np.ldexp(1.0, rng.integers(-3, 4, shape)).astype(np.float32) for shape in ((5, 8), (2, 8)))
+    packed = [get_mn_major_tma_aligned_packed_ue8m0_tensor(sf) for sf in (sfa, sfb)]
+    assert (gemm_reference((a, packed[0]), (b, packed[1])) == gemm_reference(a, sfa, b, sfb)).all()
+    assert (error_bound(a, packed[0], b, packed[1]) == error_bound(a, sfa, b, sfb)).all()

@@ -294,6 +294,22 @@ def test_a_plan_for_an_addend_and_for_rows_of_scales():
     assert named("16x64x128 s4 tma", problem, H200).plan == plan(16, 64, 4, with_c=True)
 
 
+@pytest.mark.parametrize(
+    "name, kernel, words",
+    [
+        ("64x64x128 s1 tma w2", "sm90_fp8_gemm_1d2d", "no warps that share K"),
+        ("24x128x128 s2 registers w2", "sm90_fp8_gemm_1d2d_swap_ab", "no warps that share K"),
+        ("8x64x128 s2 registers rotate", "sm90_fp8_gemm_1d2d_swap_ab", "a loop over K that is not rotated"),
+        ("8x16x128 s1 registers w2 rotate", "sm90_fp8_gemv_1d2d", "a loop over K that is not rotated"),
+        ("8x16x128 s1 registers w2 widen", "sm90_fp8_gemv_1d2d", "needs no widening"),
+    ],
+)
+def test_what_a_kernel_has_not_is_refused_and_not_passed_over(name, kernel, words):
+    with pytest.raises(PlanError) as caught:
+        named(name, GemmProblem(4, 256, 512), H200)
+    assert words in caught.value.reasons[kernel]
+
+
 def test_an_addend_costs_what_its_bytes_cost():
     plain, with_c = (estimate(plan(128, 128, 5, with_c=c), GemmProblem(4096, 4096, 512, with_c=c), H200) for c in (False, True))
     assert with_c.memory > plain.memory and with_c.total >= plain.total
@@ -350,7 +366,18 @@ def test_every_candidate_is_found_by_its_name():
 
 
 @pytest.mark.parametrize(
-    "name", ["", "fast", "64x64 s4 tma", "64x64x128 4 tma", "64x64x128 s4", "64x64x128 s4 c2 tma", "64x64x128 s4 tma spin"]
+    "name",
+    [
+        "",
+        "fast",
+        "64x64 s4 tma",
+        "64x64x128 4 tma",
+        "64x64x128 s4",
+        "64x64x128 s4 c2 tma",
+        "64x64x128 s4 tma spin",
+        "64x64x128 s4 tma w",
+        "8x16x128 s1 registers w2 w4",
+    ],
 )
 def test_what_is_no_name_of_a_plan_is_refused(name):
     with pytest.raises(

@@ -53,6 +53,8 @@ RULES: tuple[Rule, ...] = (
     (f"BLOCK_N of {BLOCK_NS}", lambda plan, _: plan.block_n in BLOCK_NS),
     (f"{WARPS} warps", lambda plan, _: plan.warps in WARPS),
     (f"{DEPTHS} stages", lambda plan, _: plan.num_stages in DEPTHS),
+    ("products of float16, where FP8 needs no widening", lambda plan, _: not plan.widen),
+    ("a loop over K that is not rotated", lambda plan, _: not plan.rotate and not plan.overlap),
     ("A's scales MN-major", lambda plan, _: not plan.row_scales),
     ("no cluster, and the registers epilogue", lambda plan, _: plan.cluster == 1 and plan.epilogue == "registers"),
     (

@@ -10,7 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from typing import Any
 
-from . import cache, launching, layer_plans, policy
+from . import cache, config, launching, layer_plans, policy
 from . import plan as planning
 from .device import Device
 from .dtypes import DType
@@ -60,6 +60,8 @@ def warmup(
 ) -> Warmed:
     """Compile the kernels that calls of `fp8_gemm_nt` with these shapes will ask for, so that none of them compiles.
 
+    What `set_num_sms` and `set_batch_invariant` say now is heeded: call it behind them.
+
     Run as a script it needs the guard ``if __name__ == "__main__":``, since the processes that compile import the script.
 
     Args:
@@ -75,15 +77,17 @@ def warmup(
         CompileError: kernels that did not compile; the others are in the cache.
     """
     machine, is_assumed = _device(device)
+    settings = config.current()
+    planned_for = settings.limited(machine)
     kernels: dict[GemmPlan, list[Shape]] = {}
     moves: dict[LayoutPlan, None] = {}
-    for shape in shapes:
-        extents = _extents(shape)
+    for extents in _all_extents(shapes):
         m, n, k = extents if len(extents) == 3 else (layer_plans.TOKENS, *extents)
         has_readable_rows = -(-k // 128) % 4 == 0  # row-major scales, as the casts give them: whole pieces of 16 bytes
         for row_scales in (False, True) if has_readable_rows and policy.plans_per_layer() is None else (False,):
             problem = GemmProblem(m, n, k, a_dtype, b_dtype, d_dtype, with_c=with_c, row_scales=row_scales)  # type: ignore[arg-type]
-            for plan in needed(planning.as_taken(problem, machine), machine, any_m=len(extents) == 2):
+            problem = planning.as_taken(problem, planned_for)
+            for plan in needed(problem, planned_for, len(extents) == 2, settings.batch_invariant):
                 needed_by = kernels.setdefault(plan, [])
                 if extents not in needed_by:
                     needed_by.append(extents)
@@ -92,10 +96,10 @@ def warmup(
     return Warmed(machine, is_assumed, {plan: tuple(for_) for plan, for_ in kernels.items()}, tuple(moves), compiled)
 
 
-def needed(problem: GemmProblem, device: Device, any_m: bool) -> list[GemmPlan]:
+def needed(problem: GemmProblem, device: Device, any_m: bool, batch_invariant: bool = False) -> list[GemmPlan]:
     """The plans that calls of this shape take, or, for any M, of this N and K: those measured here among them."""
     if not any_m:
-        return [policy.choose(problem, device).plan]
+        return [policy.choose(problem, device, batch_invariant).plan]
     table = policy.table() if device.index is not None else None
     measured = [
         planning.measured_for(row.plan, problem)
@@ -103,7 +107,12 @@ def needed(problem: GemmProblem, device: Device, any_m: bool) -> list[GemmPlan]:
         if row.gpu == device.name and replace(row.problem, m=problem.m, with_c=problem.with_c, row_scales=problem.row_scales) == problem
     ]
     most = policy.plans_per_layer()
-    found = layer_plans.chosen(problem, device) if most is None else dict(layer_plans.family(problem, device, most))
+    if batch_invariant:
+        measured = [plan for plan in measured if planning.kernel_named(plan.kernel).is_batch_invariant(plan)]
+    if most is None:
+        found = list(layer_plans.chosen(problem, device, batch_invariant))
+    else:
+        found = [plan for plan, _ in layer_plans.family(problem, device, most, batch_invariant)]
     return list(dict.fromkeys([*found, *measured]))
 
 
@@ -112,6 +121,13 @@ def _device(device: Device | str | None) -> tuple[Device, bool]:
         found = Device.current()
         return found, found.index is None
     return (Device.named(device) if isinstance(device, str) else device), False
+
+
+def _all_extents(shapes: Iterable[Sequence[int]]) -> list[Shape]:
+    given = list(shapes) if isinstance(shapes, Iterable) else shapes
+    if not isinstance(given, list) or any(isinstance(shape, str) or not isinstance(shape, Sequence) for shape in given):
+        raise ProblemError(f"shapes: expected a list of (n, k) or (m, n, k), got {given!r}")
+    return [_extents(shape) for shape in given]
 
 
 def _extents(shape: Sequence[int]) -> Shape:

@@ -54,7 +54,7 @@ class Offers(NamedTuple):
     us: Any
 
 
-def _offers(layer: GemmProblem, device: Device, grid: Any) -> Offers:
+def _offers(layer: GemmProblem, device: Device, grid: Any, batch_invariant: bool = False) -> Offers:
     refusals: dict[str, str] = {}
     plans: list[GemmPlan] = []
     kernels: list[slice] = []
@@ -70,6 +70,8 @@ def _offers(layer: GemmProblem, device: Device, grid: Any) -> Offers:
                 refusals[kernel.NAME] = reason
                 continue
             for plan in kernel.candidates(problem, device):
+                if batch_invariant and not kernel.is_batch_invariant(plan):
+                    continue
                 found.setdefault(plan, np.zeros(len(grid), bool))[i] = True
         if found:
             kernels.append(slice(len(plans), len(plans) + len(found)))
@@ -97,12 +99,14 @@ def _times_at(plans: Sequence[GemmPlan], problem: GemmProblem, device: Device) -
     return [estimate.total for estimate in estimates(plans, problem, device)]
 
 
-def chosen(layer: GemmProblem, device: Device) -> dict[GemmPlan, int]:
+def chosen(layer: GemmProblem, device: Device, batch_invariant: bool = False) -> dict[GemmPlan, int]:
     """Every plan that `plan.choose` takes for a layer and 1 to `TOKENS` rows of A (`layer.m` says nothing) -> the least M that takes it.
+
+    `batch_invariant` as of `plan.choose`.
 
     Raises `UnsupportedError` where no kernel takes the layer.
     """
-    offers = _offers(layer, device, _GRID)
+    offers = _offers(layer, device, _GRID, batch_invariant)
     grid_us = np.where(offers.offered, offers.us, np.inf)
     is_near = grid_us <= grid_us.min(0) * _SLACK
     out: dict[GemmPlan, int] = {}
@@ -126,16 +130,16 @@ def chosen(layer: GemmProblem, device: Device) -> dict[GemmPlan, int]:
 
 
 @lru_cache(maxsize=64)
-def family(layer: GemmProblem, device: Device, most: int) -> tuple[tuple[GemmPlan, int | None], ...]:
+def family(layer: GemmProblem, device: Device, most: int, batch_invariant: bool = False) -> tuple[tuple[GemmPlan, int | None], ...]:
     """At most `most` plans that between them take any number of tokens, and the largest M that each is for (None: any).
 
     Of all such families one of little loss: the mean of (time / that of the best plan) ** 8 over M, each octave of tokens alike, which no
-    exchange of one plan lowers. A plan is also offered for fewer tokens than it was made for.
+    exchange of one plan lowers. A plan is also offered for fewer tokens than it was made for. `batch_invariant` as of `plan.choose`.
 
     Raises:
         ProblemError: no `most` plans take all. UnsupportedError: no kernel takes the layer.
     """
-    offers = _offers(layer, device, _FEW)
+    offers = _offers(layer, device, _FEW, batch_invariant)
     grid, end = offers.grid, len(offers.grid) - 1
     last = end - offers.offered[:, ::-1].argmax(1)
     us = np.where(np.arange(end + 1) <= last[:, None], offers.us, np.inf)
@@ -167,9 +171,9 @@ def _exchanged(loss: Any, weights: Any, most: int) -> list[int]:
     return sorted(set(picked))
 
 
-def members(problem: GemmProblem, device: Device, most: int) -> list[tuple[KernelSpec, list[GemmPlan]]]:
+def members(problem: GemmProblem, device: Device, most: int, batch_invariant: bool = False) -> list[tuple[KernelSpec, list[GemmPlan]]]:
     """Each kernel's plans of a layer's family that take a problem."""
-    found = family(replace(problem, m=TOKENS), device, most)
+    found = family(replace(problem, m=TOKENS), device, most, batch_invariant)
     out = []
     for kernel in KERNELS:
         plans = [plan for plan, largest in found if plan.kernel == kernel.NAME and (largest is None or problem.m <= largest)]

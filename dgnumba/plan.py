@@ -109,7 +109,7 @@ def ranked(
     if len(refusals) == len(KERNELS):
         raise UnsupportedError(f"no kernel takes {problem} on {device.name}", refusals)
     priced = []
-    for kernel, plans in _offered(problem, device, refusals, most):
+    for kernel, plans in _offered(problem, device, refusals, most, batch_invariant):
         if is_predicted(kernel.NAME) and not with_predicted:
             continue
         if batch_invariant:
@@ -127,10 +127,10 @@ def ranked(
 
 
 def _offered(
-    problem: GemmProblem, device: Device, refusals: dict[str, str], most: int | None
+    problem: GemmProblem, device: Device, refusals: dict[str, str], most: int | None, batch_invariant: bool
 ) -> Iterable[tuple[KernelSpec, list[GemmPlan]]]:
     if most is not None:
-        return members(problem, device, most)
+        return members(problem, device, most, batch_invariant)
     return [(kernel, kernel.candidates(problem, device)) for kernel in KERNELS if kernel.NAME not in refusals]
 
 

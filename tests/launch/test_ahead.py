@@ -4,11 +4,11 @@ import ctypes
 import dataclasses
 
 import pytest
-from cases import H200, swapped
+from cases import H200, KERNEL_OF, swapped
 from launch.test_first_call import first_call, of_packages
 
 import dgnumba
-from dgnumba import _numba, ahead, cache, layer_plans, policy
+from dgnumba import _numba, ahead, cache, config, layer_plans, policy
 from dgnumba.assemble import Cubin, find_ptxas
 from dgnumba.errors import CompileError, ProblemError, UnsupportedError
 from dgnumba.kernels.smxx_layout_rules import LayoutPlan
@@ -99,6 +99,19 @@ def test_calls_with_c_have_kernels_of_their_own(uncompiled):
     assert [(plan.with_c, plan.d_dtype) for plan in portable] == [(False, "float32")]
 
 
+@pytest.mark.parametrize("most", [None, 5])
+def test_kernels_are_those_that_calls_take_under_the_settings(uncompiled, monkeypatch, most):
+    """Fewer multiprocessors, and no plan that splits a sum: what is compiled is what calls ask for."""
+    policy.set_plans_per_layer(most)
+    monkeypatch.setattr(config, "_settings", config.Settings(num_sms=64, batch_invariant=True))
+    warmed, device = dgnumba.warmup([(576, 7168)], device="h200"), dataclasses.replace(H200, num_sms=64)
+    taken = {policy.choose(GemmProblem(m, 576, 7168), device, batch_invariant=True).plan for m in (*range(1, 130, 7), 1000, 5000)}
+    assert len(taken) > 1 and taken <= set(warmed.kernels)
+    assert all(KERNEL_OF[plan.kernel].is_batch_invariant(plan) for plan in warmed.kernels)
+    assert policy.choose(GemmProblem(1, 576, 7168), device, batch_invariant=True).plan.block_m < 64, "few tokens keep a kernel for few"
+    assert set(dgnumba.warmup([(16, 576, 7168)], device="h200").kernels) <= set(warmed.kernels)
+
+
 def test_a_layer_held_to_five_gets_five(uncompiled):
     policy.set_plans_per_layer(5)
     warmed = dgnumba.warmup([(576, 7168)], device="h200")
@@ -122,6 +135,8 @@ def test_without_a_gpu_it_says_for_which_one_it_compiled(uncompiled, monkeypatch
 
 @pytest.mark.parametrize("shape", [(1,), (1, 2, 3, 4), (0, 128), (128, -1), (1.5, 128), ("128", 128)], ids=str)
 def test_a_shape_that_is_none_is_refused(uncompiled, shape):
+    with pytest.raises(ProblemError, match=r"shapes: expected a list of \(n, k\) or \(m, n, k\), got"):
+        dgnumba.warmup((7168, 2048))
     with pytest.raises(ProblemError, match=r"shapes: expected \(n, k\) of a layer, or \(m, n, k\), of positive integers, got"):
         dgnumba.warmup([shape])
     assert uncompiled == []

@@ -59,6 +59,8 @@ def choose_int4(problem: Int4Problem, device: Device, batch_invariant: bool = Fa
 
 def validate_int4(plan: Int4Plan, problem: Int4Problem, device: Device, batch_invariant: bool = False) -> Int4Choice:
     """A plan that the caller chose, checked. Raises `PlanError` saying what rules it out."""
+    if not isinstance(plan, Int4Plan):
+        raise PlanError(f"plan: expected an Int4Plan, got {type(plan).__name__}")
     kernel = int4_kernel_named(plan.kernel)
     reason = kernel.supports(problem, device) or kernel.refusal(plan, problem)
     if reason is None and batch_invariant and not kernel.is_batch_invariant(plan):

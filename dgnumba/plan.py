@@ -154,6 +154,8 @@ def named(name: str, problem: GemmProblem, device: Device, batch_invariant: bool
 
 def validate(plan: GemmPlan, problem: GemmProblem, device: Device, batch_invariant: bool = False) -> Choice:
     """A plan that the caller chose, checked. Raises `PlanError` saying what rules it out."""
+    if not isinstance(plan, GemmPlan):
+        raise PlanError(f"plan: expected a GemmPlan or the name of one, got {type(plan).__name__}")
     kernel = kernel_named(plan.kernel)
     reason = kernel.supports(problem, device) or _misfit(plan, problem, kernel, device) or kernel.refusal(plan, problem)
     if reason is None and batch_invariant and not kernel.is_batch_invariant(plan):

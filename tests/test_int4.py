@@ -188,6 +188,19 @@ def test_nothing_is_written_before_a_refusal():
         call(a=shared[:4], d=shared[:4, :8])
 
 
+def test_the_oracle_takes_what_the_call_takes(rng):
+    """bfloat16 as bits too; prepared weights have no values to show."""
+    a, q = cases.exact_problem(rng, "bfloat16", "int4_g64", 3, 10, 128)
+    bits = a.view(np.uint16)
+    assert (dgnumba.int4_gemm_reference(bits, q)[0] == dgnumba.int4_gemm_reference(a, q)[0]).all()
+    assert (dgnumba.int4_error_bound(bits, q) == dgnumba.int4_error_bound(a, q)).all()
+    for oracle in (dgnumba.int4_gemm_reference, dgnumba.int4_error_bound):
+        with pytest.raises(DTypeError, match="w: expected the QTensor, got Int4Weights"):
+            oracle(a, prepare_int4_weights(q))
+        with pytest.raises(ProblemError, match=r"a: expected \[M, 128\] \(K of w\), got \[3, 100\]"):
+            oracle(a[:, :100], q)
+
+
 def test_integers_beside_fp4_have_no_kernel():
     with pytest.raises(UnsupportedError, match="beside floats only"):
         choose_int4(Int4Problem(4, 64, 128, "int8", "float4_e2m1fn", group=32, scale_dtype="float8_e8m0fnu"), Device.named("h200"))
@@ -213,6 +226,8 @@ def test_plans_of_the_callers_own():
     fine = Int4Problem(64, 256, 512, group=32)
     with pytest.raises(PlanError, match="accumulators of all groups"):
         validate_int4(Int4Plan.of(fine, "sm90_int4_gemm", block_m=64, block_n=256, num_stages=2), fine, device)
+    with pytest.raises(PlanError, match="plan: expected an Int4Plan, got str"):
+        validate_int4("16x64 s4", problem, device)
     with pytest.raises(PlanError, match="kernel: expected one of sm90_int4_gemm"):
         int4_kernel_named("marlin")
     with pytest.raises(PlanError, match="whole stages"):

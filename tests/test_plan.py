@@ -14,6 +14,7 @@ from dgnumba.device import KNOWN, Device
 from dgnumba.dtypes import DTYPES
 from dgnumba.errors import PlanError, UnsupportedError
 from dgnumba.kernels import KERNELS, GemmPlan
+from dgnumba.kernels.int4_spec import Int4Plan
 from dgnumba.plan import choose, estimate, kernel_named, named, ranked, validate
 from dgnumba.problem import GemmProblem
 
@@ -270,6 +271,12 @@ GOOD = plan(64, 64, 4)
 def test_a_callers_plan_is_checked(change, message):
     with pytest.raises(PlanError, match=message):
         validate(dataclasses.replace(GOOD, **change), GemmProblem(100, 136, 300), H200)
+
+
+@pytest.mark.parametrize("bad", [5, ("64x64x128 s4 tma",), Int4Plan("sm90_int4_gemm", 8, 64, 2)], ids=lambda bad: type(bad).__name__)
+def test_what_is_no_plan_is_refused(bad):
+    with pytest.raises(PlanError, match=f"plan: expected a GemmPlan or the name of one, got {type(bad).__name__}"):
+        validate(bad, GemmProblem(100, 136, 300), H200)
 
 
 def test_a_callers_plan_is_checked_against_the_problem():

@@ -19,6 +19,7 @@ import numpy as np
 
 from ..arithmetic import fma
 from ..dtypes import DTYPES, DType, as_dtype
+from ..errors import DTypeError, ProblemError
 from .int4_weights import Int4Weights
 from .qtensor import QTensor
 from .reference import TAU_WGMMA
@@ -126,8 +127,19 @@ def _gated(total: Any) -> Any:
 
 
 def int4_gemm_reference(a: Any, w: QTensor) -> tuple[Any, Any]:
-    """The product in float64, ``[M,N]``, and S, the same of all magnitudes: ``a`` floats or a QTensor, `w` a QTensor."""
-    left = a.dequantize("float64") if isinstance(a, QTensor) else np.asarray(a).astype(np.float64)
+    """The product in float64, ``[M,N]``, and S, the same of all magnitudes: ``a`` floats (bfloat16 also as its bits) or a QTensor, `w` a QTensor.
+
+    Raises `DTypeError` for a `w` that is none, `ProblemError` for another K.
+    """
+    if not isinstance(w, QTensor):
+        raise DTypeError(f"w: expected the QTensor, got {type(w).__name__}")
+    if len(a.shape) != 2 or a.shape[1] != w.shape[1]:
+        raise ProblemError(f"a: expected [M, {w.shape[1]}] (K of w), got {list(a.shape)}")
+    if isinstance(a, QTensor):
+        left = a.dequantize("float64")
+    else:
+        values = np.asarray(a)
+        left = (values.view(BF16.numpy) if values.dtype == np.uint16 else values).astype(np.float64)
     right = w.dequantize("float64")
     return left @ right.T, np.abs(left) @ np.abs(right).T
 

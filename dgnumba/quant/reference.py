@@ -17,8 +17,9 @@ from ..arithmetic import fma
 from ..dtypes import DTYPES, DType, as_dtype
 from ..errors import DTypeError, ProblemError
 from ..layouts.scales import get_row_major_ue8m0_tensor
+from ..problem import scale_shape
 from ..xp import view_bytes
-from .qtensor import QTensor, expand
+from .qtensor import PACKED_SCALES, QTensor, expand
 
 E4M3, E5M2, F32 = DTYPES["float8_e4m3fn"], DTYPES["float8_e5m2"], DTYPES["float32"]
 BLOCK = 128
@@ -67,11 +68,11 @@ def gemm_reference(*operands: Any, gran_a: tuple[int, int] | None = None, gran_b
     >>> gemm_reference(a, b).tolist()
     [[448.0, 448.0, 448.0], [448.0, 448.0, 448.0]]
     """
-    a, b = _two(operands)
-    if isinstance(a, QTensor) or isinstance(b, QTensor):
-        x, y = (q.dequantize("float64") if isinstance(q, QTensor) else _scaled(q, g) for q, g in ((a, gran_a or A), (b, gran_b or B)))
-        return x @ y.T
-    return _product(_values(a[0]), a[1], _values(b[0]), b[1], gran_a or A, gran_b or B)
+    pair, grans = _two(operands), (gran_a or A, gran_b or B)
+    x, y = (q.dequantize("float64") if isinstance(q, QTensor) else _scaled(q, n, g) for q, n, g in zip(pair, "ab", grans))
+    if x.shape[-1] != y.shape[-1]:
+        raise ProblemError(f"b: expected [N, {x.shape[-1]}] (K as in a), got {list(y.shape)}")
+    return x @ y.T
 
 
 @overload
@@ -223,8 +224,14 @@ def _fp8(q: Any, name: str, granularity: tuple[int, int]) -> tuple[Any, Any, tup
     return q.codes.view(q.dtype.numpy), q.scales, q.granularity
 
 
-def _scaled(pair: Any, granularity: tuple[int, int]) -> Any:
-    values = _values(pair[0])
+def _scaled(pair: Any, name: str, granularity: tuple[int, int]) -> Any:
+    values, shape = _values(pair[0]), np.shape(pair[1])
+    expected = scale_shape(values.shape, granularity)
+    if np.asarray(pair[1]).dtype == np.int32:
+        expected = (*expected[:-1], -(-expected[-1] // PACKED_SCALES))
+    if shape != expected:
+        hint = "; transposed?" if shape == expected[::-1] else ""
+        raise ProblemError(f"sf{name}: expected {list(expected)} for {name} {list(values.shape)}, got {list(shape)}{hint}")
     return values * expand(_float64(pair[1], granularity, values), granularity, values.shape)
 
 

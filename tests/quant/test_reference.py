@@ -211,3 +211,16 @@ def test_packed_scales_are_read_as_the_float32_that_they_stand_for():
     packed = [get_mn_major_tma_aligned_packed_ue8m0_tensor(sf) for sf in (sfa, sfb)]
     assert (gemm_reference((a, packed[0]), (b, packed[1])) == gemm_reference(a, sfa, b, sfb)).all()
     assert (error_bound(a, packed[0], b, packed[1]) == error_bound(a, sfa, b, sfb)).all()
+
+
+def test_operands_that_do_not_go_together_are_refused():
+    a, sfa, b, sfb = random_operands(np.random.default_rng(4), 5, 7, 300)
+    for oracle in (gemm_reference, error_bound):
+        with pytest.raises(ProblemError, match=r"b: expected \[N, 300\] \(K as in a\), got \[7, 200\]"):
+            oracle(a, sfa, b[:, :200], sfb[:, :2])
+        with pytest.raises(ProblemError, match=r"sfa: expected \[5, 3\] for a \[5, 300\], got \[3, 5\]; transposed\?"):
+            oracle(a, sfa.T, b, sfb)
+        with pytest.raises(ProblemError, match=r"sfb: expected \[1, 3\] for b \[7, 300\], got \[1, 2\]"):
+            oracle(a, sfa, b, sfb[:, :2])
+        with pytest.raises(ProblemError, match=r"sfb: expected \[1, 3\] for b \[7, 300\], got \[1, 2\]"):
+            oracle((a, sfa), (b, sfb[:, :2]))

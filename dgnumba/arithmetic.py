@@ -38,6 +38,22 @@ def fma(x: Any, y: Any, z: Any, out: Any = None, work: tuple[Any, Any, Any] | No
         return out
 
 
+def two_sum(x: Any, y: Any) -> tuple[Any, Any]:
+    """x + y of float64 arrays as it is rounded, and what the rounding lost, exactly."""
+    total = x + y
+    shadow = total - x
+    return total, (x - (total - shadow)) + (y - shadow)
+
+
+def add32(x: Any, y: Any) -> Any:
+    """``x + y`` of finite float64 arrays, rounded once to float32: doubtful sums as `fma` has them."""
+    total = x + y
+    doubtful = _doubtful(total, np.empty(total.shape))
+    if doubtful is not None:
+        total[doubtful] = _sum_to_odd(x[doubtful], y[doubtful])
+    return total.astype(np.float32)
+
+
 def _doubtful(total: Any, spare: Any) -> Any:
     """Where rounding `total` to float32 may not round the exact sum; None if nowhere."""
     if total.size == 0:
@@ -54,9 +70,7 @@ def _doubtful(total: Any, spare: Any) -> Any:
 
 def _sum_to_odd(p: Any, q: Any) -> Any:
     """p + q in float64, rounded to odd: an inexact sum becomes its neighbour that ends in a 1."""
-    total = p + q
-    shadow = total - p
-    lost = (p - (total - shadow)) + (q - shadow)
+    total, lost = two_sum(p, q)
     is_even = (total.view(np.int64) & 1) == 0
     toward = np.copysign(np.inf, lost)
     return np.where((lost != 0) & is_even, np.nextafter(total, toward), total)

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ..arithmetic import fma
+from ..arithmetic import add32, fma, two_sum
 from ..dtypes import DTYPES, DType
 from ..xp import view_bytes
 
-E4M3, BF16 = DTYPES["float8_e4m3fn"], DTYPES["bfloat16"]
+E4M3, E5M2, BF16 = DTYPES["float8_e4m3fn"], DTYPES["float8_e5m2"], DTYPES["bfloat16"]
 
 PROMOTE = 128
 """Elements of K between two promotions: the K of a block of scales."""
@@ -18,7 +18,7 @@ PROMOTE = 128
 # A tile of the output, and how many elements of an operand's rows are kept decoded beside it.
 _TILE_M, _TILE_N, _DECODED = 512, 512, 1 << 22
 
-_VALUES = {row: row.decode(np.arange(256)).astype(np.float64) for row in (E4M3, DTYPES["float8_e5m2"])}
+_VALUES = {row: row.decode(np.arange(256)).astype(np.float64) for row in (E4M3, E5M2)}
 
 
 def fp8_gemm_nt_host(a: Any, sfa: Any, b: Any, sfb: Any, d: Any, c: Any = None, *, a_dtype: DType = E4M3, b_dtype: DType = E4M3) -> None:
@@ -32,7 +32,8 @@ def fp8_gemm_nt_host(a: Any, sfa: Any, b: Any, sfb: Any, d: Any, c: Any = None, 
     and at the end ``d = total``, or ``c + total`` in float32, rounded to `d`'s type.
 
     DIFFERS: the tensor core drops bits while it sums a block; here `acc` is the exact sum, rounded
-    once to float32 (in float64 no order of summing can lose a bit of it). So the result depends on
+    once to float32 (in float64 no order of summing can lose a bit of it; of e5m2, which spans more
+    bits, large and small values are summed apart, `_wide_sums`). So the result depends on
     no BLAS, thread count or batch size, and equals the kernel's wherever the kernel drops nothing.
 
     Args:
@@ -53,26 +54,47 @@ def fp8_gemm_nt_host(a: Any, sfa: Any, b: Any, sfb: Any, d: Any, c: Any = None, 
         for n0 in range(0, n, step_n):
             columns = slice(n0, min(n0 + step_n, n))
             sf_rows = slice(n0 // PROMOTE, -(-columns.stop // PROMOTE))
-            total = _tile(a_values, sfa[rows], _VALUES[b_dtype][b[columns]], sfb[sf_rows])
+            total = _tile(a_values, sfa[rows], _VALUES[b_dtype][b[columns]], sfb[sf_rows], E5M2 in (a_dtype, b_dtype))
             with np.errstate(over="ignore", under="ignore", invalid="ignore"):
                 if c is not None:
                     total += c[rows, columns].astype(np.float32)
                 d[rows, columns] = total.astype(d.dtype)
 
 
-def _tile(a: Any, sfa: Any, b: Any, sfb: Any) -> Any:
-    """One tile of the output in float32; `a` and `b` hold decoded values in float64."""
+def _tile(a: Any, sfa: Any, b: Any, sfb: Any, is_wide: bool) -> Any:
+    """One tile of the output in float32; `a` and `b` hold decoded values in float64, of e5m2 on either side if `is_wide`."""
     (m, k), n = a.shape, b.shape[0]
     total = np.zeros((m, n), np.float32)
     exact, acc = np.empty((m, n)), np.empty((m, n), np.float32)
     work = np.empty((m, n)), np.empty((m, n)), np.empty((m, n))
     with np.errstate(over="ignore", invalid="ignore"):
         for kb, k0 in enumerate(range(0, k, PROMOTE)):
-            np.matmul(a[:, k0 : k0 + PROMOTE], b[:, k0 : k0 + PROMOTE].T, out=exact)
-            np.copyto(acc, exact, casting="unsafe")
+            part_a, part_b = a[:, k0 : k0 + PROMOTE], b[:, k0 : k0 + PROMOTE]
+            np.matmul(part_a, part_b.T, out=exact)
+            np.copyto(acc, _wide_sums(part_a, part_b, exact) if is_wide else exact, casting="unsafe")
             scale = np.multiply.outer(sfa[:, kb], sfb[:, kb], dtype=np.float32)
             fma(acc, _per_column(scale, n), total, out=total, work=work)
     return total
+
+
+def _wide_sums(a: Any, b: Any, plain: Any) -> Any:
+    """The exact sums of a block with e5m2 on either side, rounded once to float32; `plain` are those that float64 gives.
+
+    Products of e5m2 and their sums span up to 71 bits. Cut at 1, the large and the small values of both sides make four products whose sums
+    span 43 at most, so that float64 has each; what rounding loses while they are added is kept, and fits too.
+    """
+    is_finite = np.isfinite(plain)
+    (large_a, small_a), (large_b, small_b) = _cut(a), _cut(b)
+    low, lost = two_sum(large_a @ small_b.T + small_a @ large_b.T, small_a @ small_b.T)
+    total, more = two_sum(large_a @ large_b.T, low)
+    return np.where(is_finite, add32(total, more + lost), plain)
+
+
+def _cut(x: Any) -> tuple[Any, Any]:
+    """Values from 1 on, and those below; without infinities and NaNs."""
+    x = np.where(np.isfinite(x), x, 0)
+    is_large = np.abs(x) >= 1
+    return np.where(is_large, x, 0), np.where(is_large, 0, x)
 
 
 def _per_column(scale: Any, n: int) -> Any:

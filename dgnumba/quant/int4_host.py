@@ -2,7 +2,7 @@
 
 For each group of columns, in order, with the float32 operations that the kernel does::
 
-    acc   = sum of a[m,k] * (code[n,k] - z)          exactly, then rounded once
+    acc   = sum of a[m,k] * (code[n,k] - z)          exactly (of bfloat16: as float64 has it), then rounded once
     total = fma(scale, acc, total)                   e4m3: scale is SFA[m, k // 128] * scale
     total = fma(scale * rest, sum of a[m,k], total)  float zero points: z is an integer, and rest = integer - z
 

@@ -164,20 +164,23 @@ def exact_integer_reference(
 
     In the exact zone the products of a block are multiples of some 2^t and their magnitudes sum to
     less than 2^(t + bits), so that no accumulator of that many bits drops any. For `bits` = None
-    any codes are taken, and the sum is rounded once to float32, as on the host path.
+    any codes of e4m3 are taken, and the sum is rounded once to float32, as on the host path.
 
     Raises:
-        ProblemError: outside the exact zone; names the element.
+        ProblemError: outside the exact zone; names the element. Or `bits` None for e5m2, of whose sums float64 loses bits.
     """
-    x, y = _values(a) * 512, _values(b) * 512
+    x, y = (_values(codes) / _row(codes).min_subnormal for codes in (a, b))
+    unit = _row(a).min_subnormal * _row(b).min_subnormal
+    if bits is None and E5M2 in (_row(a), _row(b)):
+        raise ProblemError(f"bits: expected a number for {E5M2}, got None")
     total = np.zeros((x.shape[0], y.shape[0]), np.float32)
     sfb_rows = np.repeat(np.asarray(sfb), BLOCK, axis=0)[: y.shape[0]]
     for kb, k0 in enumerate(range(0, x.shape[1], BLOCK)):
         xs, ys = x[:, k0 : k0 + BLOCK], y[:, k0 : k0 + BLOCK]
         if bits is not None:
             _check_exact(xs, ys, bits, kb)
-        # Integers below 2^43 throughout, so float64 sums them exactly in any order.
-        acc = (xs @ ys.T / 512**2).astype(np.float32)
+        # Integers below 2^43 throughout, or few bits of longer ones: float64 sums them exactly in any order.
+        acc = (xs @ ys.T * unit).astype(np.float32)
         scale = np.multiply.outer(np.asarray(sfa)[:, kb], sfb_rows[:, kb], dtype=np.float32)
         total = fma(acc, scale, total)
     with np.errstate(over="ignore"):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dgnumba.dtypes import DTYPES
 from dgnumba.quant import error_bound, exact_integer_reference, fp8_gemm_nt_host, gemm_reference
 from dgnumba.quant import host as host_module
 from dgnumba.quant.reference import TAU_FLOAT32
@@ -79,6 +80,49 @@ def test_rows_do_not_depend_on_the_batch_or_on_tiles(monkeypatch):
     monkeypatch.setattr(host_module, "_TILE_M", 7)
     monkeypatch.setattr(host_module, "_TILE_N", 128)
     assert_bits_equal(gemm(a, sfa, b, sfb), whole)
+
+
+def rounded(n, exponent):
+    """n * 2^exponent as float32, rounded once: of a long integer 26 bits and whether anything is below them."""
+    more = max(0, abs(n).bit_length() - 26)
+    kept = abs(n) >> more | (abs(n) & (1 << more) - 1 != 0)
+    return np.float32(np.ldexp(float(kept), more + exponent) * (-1 if n < 0 else 1))
+
+
+UNIT = {"float8_e4m3fn": -9, "float8_e5m2": -16}
+E5M2_PAIRS = [("float8_e5m2", "float8_e5m2"), ("float8_e5m2", "float8_e4m3fn"), ("float8_e4m3fn", "float8_e5m2")]
+
+
+@pytest.mark.parametrize("kinds", E5M2_PAIRS, ids="-".join)
+def test_blocks_of_e5m2_are_summed_exactly_too(kinds, rng):
+    """A block's products may span 71 bits, more than float64 has: large ones that cancel leave small ones, whatever stands beside them."""
+    m, n = 9, 12
+    a, b = (rng.integers(0, 256, (rows, 128), np.uint8).view(DTYPES[kind].numpy) for rows, kind in zip((m, n), kinds))
+    a[~np.isfinite(a.astype(np.float32))], b[~np.isfinite(b.astype(np.float32))] = 1, 1
+    a[:, 64:] = (-a[:, :64].astype(np.float32)).astype(a.dtype)
+    b[:, 64:] = b[:, :64]
+    a[:, 0], a[:, 70] = 2.0**-9, 2.0**-8
+    units = [np.ldexp(x.astype(np.float64), -UNIT[kind]).astype(np.int64).astype(object) for x, kind in zip((a, b), kinds)]
+    exponent = UNIT[kinds[0]] + UNIT[kinds[1]]
+    expected = np.array([[rounded(int(total), exponent) for total in row] for row in units[0] @ units[1].T])
+    options = {"a_dtype": DTYPES[kinds[0]], "b_dtype": DTYPES[kinds[1]]}
+    d = np.empty((m, n), np.float32)
+    fp8_gemm_nt_host(a, np.ones((m, 1), np.float32), b, np.ones((1, 1), np.float32), d, **options)
+    assert_bits_equal(d, expected)
+    alone = np.empty((1, n), np.float32)
+    fp8_gemm_nt_host(a[3:4], np.ones((1, 1), np.float32), b, np.ones((1, 1), np.float32), alone, **options)
+    assert_bits_equal(alone, expected[3:4])
+
+
+def test_infinities_and_nans_of_e5m2_spoil_their_products_alone():
+    a, b = np.ones((4, 128), ml_dtypes.float8_e5m2), np.full((3, 128), 2, ml_dtypes.float8_e5m2)
+    a[0, 5], a[1, 6], b[2, 7] = np.inf, np.nan, 0.25
+    a[2, 7] = -np.inf
+    d = np.empty((4, 3), np.float32)
+    fp8_gemm_nt_host(a, np.ones((4, 1), np.float32), b, np.ones((1, 1), np.float32), d, a_dtype=DTYPES["float8_e5m2"],
+                     b_dtype=DTYPES["float8_e5m2"])  # fmt: skip
+    assert (d[0] == np.inf).all() and np.isnan(d[1]).all() and (d[2] == -np.inf).all()
+    assert d[3].tolist() == [256, 256, 254.25]
 
 
 def test_takes_any_strides_and_either_form_of_codes_and_output():

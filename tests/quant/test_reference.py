@@ -224,3 +224,16 @@ def test_operands_that_do_not_go_together_are_refused():
             oracle(a, sfa, b, sfb[:, :2])
         with pytest.raises(ProblemError, match=r"sfb: expected \[1, 3\] for b \[7, 300\], got \[1, 2\]"):
             oracle((a, sfa), (b, sfb[:, :2]))
+
+
+def test_the_exact_zone_knows_the_small_numbers_of_e5m2():
+    """2^-16 is a number of it: beside 1 it needs 16 bits more, which no zone of 14 has."""
+    ones = np.ones((1, 1), np.float32)
+    a, b = np.zeros((1, 128), ml_dtypes.float8_e5m2), np.ones((1, 128), E4M3.numpy)
+    a[0, 0] = 2.0**-16
+    assert exact_integer_reference(a, ones, b, ones)[0, 0] == 2.0**-16
+    a[0, 1] = 1
+    with pytest.raises(ProblemError, match="sum exactly in 14 bits, got magnitudes that sum to 65537 units"):
+        exact_integer_reference(a, ones, b, ones)
+    with pytest.raises(ProblemError, match="bits: expected a number for float8_e5m2"):
+        exact_integer_reference(a, ones, b, ones, bits=None)

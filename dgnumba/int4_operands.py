@@ -201,7 +201,7 @@ def _as_float32(view: ArrayView) -> Any:
     with device_of(x):
         kind = _kind_of(view, "bias")
         values = x if kind is F32 else kind.decode(namespace(x).ascontiguousarray(x).view(np.uint16), namespace(x))
-        return namespace(x).ascontiguousarray(values)
+        return _vector(values)
 
 
 def _check_scales(scales: ArrayView | None) -> None:
@@ -264,15 +264,15 @@ def lay_out(operands: Int4Operands) -> Int4LaidOut:
             copies.append(f"sfa: row-major {list(sfa.shape)} turned to MN-major, rows of 16-byte multiples")
     elif operands.scales is not None:
         with device_of(operands.scales):
-            token_scales = namespace(operands.scales).ascontiguousarray(operands.scales)
+            token_scales = _vector(operands.scales)
     d, c = operands.d, operands.c
-    if d.strides[1] != d.itemsize or d.strides[0] < 0:
+    if not _has_plain_rows(d):
         with device_of(d):
             d = namespace(d).empty(d.shape, d.dtype)  # of the caller's type: bits are copied back as bits
         copies.append(f"d: byte strides {list(operands.d.strides)}; computed in a buffer, then copied")
-    if c is not None and (c.strides[1] != c.itemsize or c.strides[0] < 0):
+    if c is not None and not _has_plain_rows(c):
         with device_of(c):
-            c = namespace(c).ascontiguousarray(c)
+            c = c.copy()
         copies.append(f"c: byte strides {list(operands.c.strides)} copied")
     padded = [f"{name} {have} padded to {full} in the stream" for name, have, full in
               (("N", problem.rows, problem.tiles * 64), ("K", problem.k, problem.records * 128)) if have != full]  # fmt: skip
@@ -281,6 +281,17 @@ def lay_out(operands: Int4Operands) -> Int4LaidOut:
     alpha = 1.0 if weights.global_scale is None else weights.global_scale
     bits = int(np.float32(alpha).view(np.uint32))
     return Int4LaidOut(problem, a, sfa, token_scales, weights.stream, d, operands.d, c, operands.bias, bits, tuple(copies))
+
+
+def _has_plain_rows(x: Any) -> bool:
+    """Whether a kernel can reach every element of D or C by a pitch: neighbours side by side, each at a multiple of its size."""
+    pitch, step = x.strides
+    return bool(step == x.itemsize and pitch >= 0 and pitch % x.itemsize == 0 and address(x) % x.itemsize == 0)
+
+
+def _vector(x: Any) -> Any:
+    """Numbers side by side, each at a multiple of its size: those that are given, where they are so."""
+    return x if x.flags.c_contiguous and address(x) % x.itemsize == 0 else x.copy()
 
 
 def _padded(a: Any, columns: int) -> Any:

@@ -103,6 +103,26 @@ def test_the_emulator_takes_a_call_as_it_is(rng):
     assert_bits_equal(int4_gemm_nt(spaced[:, ::2], q, on="emulator"), int4_gemm_nt(a, q))
 
 
+def a_byte_in(x):
+    """The same array, each element a byte beyond where it should begin."""
+    held = np.zeros(x.nbytes + 16, np.uint8)
+    out = held[-held.ctypes.data % 16 + 1 :][: x.nbytes].view(x.dtype).reshape(x.shape)
+    out[...] = x
+    return out
+
+
+@pytest.mark.parametrize("kind", ["float16", "int8"])
+def test_arrays_that_are_not_aligned_are_copied(kind, rng):
+    a, q = cases.exact_problem(rng, kind, "int4_g128", 3, 10, 128)
+    bias, c = rng.integers(-8, 9, 10).astype(np.float32), rng.integers(-8, 9, (3, 10)).astype(np.float32)
+    expected = int4_gemm_nt(a, q, np.zeros((3, 10), np.float32), c, bias=bias)
+    moved = a_byte_in(a) if kind == "float16" else dataclasses.replace(a, data=a_byte_in(a.data), scale=a_byte_in(a.scale))
+    for on in ("host", "emulator"):
+        d = a_byte_in(np.zeros((3, 10), np.float32))
+        assert_bits_equal(int4_gemm_nt(moved, q, d, a_byte_in(c), bias=a_byte_in(bias), on=on) + 0, expected)
+    assert "d: byte strides" in str(explain_int4(moved, q, d))
+
+
 @pytest.mark.parametrize("m, n, k", [(0, 5, 64), (3, 0, 64), (4, 6, 0)])
 def test_empty_extents(m, n, k):
     q = dgnumba.QTensor(np.zeros((n, k), np.uint8), np.zeros((n, -(-k // 64)), np.float32), "int4", (1, 64))

@@ -13,6 +13,7 @@ import numpy as np
 from . import xp
 from .device import current_index, index_of
 from .driver import EncodedMap, MapEncoder
+from .dtypes import as_dtype
 from .errors import DTypeError, ProblemError
 from .integers import u32, u64
 from .layouts.descriptors import TensorMap
@@ -138,8 +139,8 @@ def tensor_map(array: Any, box: Sequence[int], *, swizzle: int = 0, dtype: str |
         dtype: what the elements are, where the array can only say that they are bytes.
     """
     view = xp.as_array(array, "array")
-    name = dtype or (view.dtype.name if view.dtype else view.dtype_name)
-    return TensorMap.of(view.array, tuple(box), swizzle=swizzle, dtype=name)
+    name = as_dtype(dtype or view.dtype or view.own_dtype).name
+    return TensorMap.of(view.array, tuple(box) if isinstance(box, Sequence) else (box,), swizzle=swizzle, dtype=name)
 
 
 def encoder(description: TensorMap) -> MapEncoder:

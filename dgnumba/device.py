@@ -68,7 +68,7 @@ class Device:
     @classmethod
     def named(cls, name: str) -> Device:
         """A GPU of the table, as "h200". Raises `ProblemError` for one that is not in it."""
-        if name.lower() not in KNOWN:
+        if not isinstance(name, str) or name.lower() not in KNOWN:
             raise ProblemError(f"device: expected one of {', '.join(KNOWN)}; got {name}")
         return KNOWN[name.lower()]
 

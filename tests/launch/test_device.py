@@ -34,6 +34,8 @@ def test_a_device_is_named_without_regard_to_case():
     assert Device.named("H100") is KNOWN["h100"]
     with pytest.raises(ProblemError, match="device: expected one of h200, .*; got b200"):
         Device.named("b200")
+    with pytest.raises(ProblemError, match="; got 5"):
+        Device.named(5)
 
 
 @pytest.mark.parametrize("cc, arch", [((9, 0), "sm_90a"), ((8, 0), "sm_80"), ((10, 0), "sm_100a")])

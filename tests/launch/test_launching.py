@@ -13,6 +13,7 @@ from dgnumba import launching as launch
 from dgnumba.arguments import Arguments
 from dgnumba.assemble import Cubin, find_ptxas
 from dgnumba.driver import LaunchShape
+from dgnumba.errors import DTypeError, ProblemError
 from dgnumba.integers import u32, u64
 
 # -- what is passed
@@ -198,3 +199,16 @@ def test_arguments_are_read_once_and_stay_alive(fake_cupy):
     assert call.device == 0
     assert len(call.scalars) == 8
     assert LaunchShape((1, 1, 1), (32, 1, 1)).threads == 32
+
+
+@pytest.mark.parametrize(
+    "array, box, more, error, message",
+    [
+        (np.zeros((4, 32), np.float32), (32, 4), {"dtype": "float31"}, DTypeError, "dtype: expected one of .*, got float31"),
+        (np.zeros((4, 32), np.complex64), (32, 4), {}, DTypeError, "dtype: expected one of .*, got complex64"),
+        (np.zeros((4, 32), np.float32), 32, {}, ProblemError, "a box entry each"),
+    ],
+)
+def test_what_is_no_tensor_map_is_refused(array, box, more, error, message):
+    with pytest.raises(error, match=message):
+        launch.tensor_map(array, box, **more)

@@ -40,7 +40,7 @@ def check_fits(chosen, problem, device):
     assert tiles * chosen.block_m * chosen.block_n >= problem.m * problem.n
     assert grid >= 1 and grid % chosen.cluster == 0
     if kernel.NAME == "sm80_gemm" or chosen.warps:
-        assert grid == tiles, "a CTA a tile"
+        assert grid == tiles * chosen.cluster, "a CTA a tile, or a cluster"
     else:
         assert grid <= device.num_sms, "persistent: one CTA a multiprocessor"
     for region in kernel.smem(chosen):
@@ -304,11 +304,10 @@ def test_a_plan_for_an_addend_and_for_rows_of_scales():
 @pytest.mark.parametrize(
     "name, kernel, words",
     [
-        ("64x64x128 s1 tma w2", "sm90_fp8_gemm_1d2d", "no warps that share K"),
-        ("24x128x128 s2 registers w2", "sm90_fp8_gemm_1d2d_swap_ab", "no warps that share K"),
         ("8x64x128 s2 registers rotate", "sm90_fp8_gemm_1d2d_swap_ab", "a loop over K that is not rotated"),
-        ("8x16x128 s1 registers w2 rotate", "sm90_fp8_gemv_1d2d", "a loop over K that is not rotated"),
-        ("8x16x128 s1 registers w2 widen", "sm90_fp8_gemv_1d2d", "needs no widening"),
+        ("8x16x128 s1 registers rotate w2", "sm90_fp8_gemv_1d2d", "a loop over K that is not rotated"),
+        ("8x16x128 s1 registers widen w2", "sm90_fp8_gemv_1d2d", "needs no widening"),
+        ("8x16x128 s1 registers overlap w4", "sm90_fp8_gemv_1d2d_rs", "a loop over K that is not rotated"),
     ],
 )
 def test_what_a_kernel_has_not_is_refused_and_not_passed_over(name, kernel, words):

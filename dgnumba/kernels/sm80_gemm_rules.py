@@ -109,7 +109,7 @@ RULES: tuple[Rule, ...] = (
     (f"BLOCK_K of {ROW} bytes", lambda plan, _: plan.block_k * DTYPES[plan.a_dtype].bits == 8 * ROW),
     (f"2 to {MAX_STAGES} stages", lambda plan, _: MIN_STAGES <= plan.num_stages <= MAX_STAGES),
     ("A's scales MN-major", lambda plan, _: not plan.row_scales),
-    ("no warps that share K", lambda plan, _: plan.warps == 0),
+    ("warps by its roles, none named", lambda plan, _: not plan.warps),
     ("no cluster", lambda plan, _: plan.cluster == 1 and plan.multicast is None),
     ("the registers epilogue", lambda plan, _: plan.epilogue == "registers"),
     ("a loop over K that is not rotated", lambda plan, _: not plan.rotate and not plan.overlap),

@@ -47,7 +47,6 @@ SHARINGS: tuple[tuple[int, str | None], ...] = ((1, None), (2, "A"), (2, "B"))
 RULES: tuple[Rule, ...] = (
     ("warps by its roles, none named", lambda plan, _: not plan.warps),
     ("FP8 tensor cores, which need no widening", lambda plan, _: not plan.widen),
-    ("no warps that share K", lambda plan, _: plan.warps == 0),
     ("A's scales MN-major", lambda plan, _: not plan.row_scales),
     (f"BLOCK_M of {BLOCK_MS}", lambda plan, _: plan.block_m in BLOCK_MS),
     (f"BLOCK_N of {BLOCK_NS}", lambda plan, _: plan.block_n in BLOCK_NS),

@@ -35,7 +35,6 @@ def supports(problem: GemmProblem, device: Device) -> str | None:
 RULES: tuple[Rule, ...] = (
     ("warps by its roles, none named", lambda plan, _: not plan.warps),
     ("FP8 tensor cores, which need no widening", lambda plan, _: not plan.widen),
-    ("no warps that share K", lambda plan, _: plan.warps == 0),
     ("a loop over K that is not rotated", lambda plan, _: not plan.rotate and not plan.overlap),
     (f"BLOCK_M of {BLOCK_MS}", lambda plan, _: plan.block_m in BLOCK_MS),
     (f"BLOCK_N of {BLOCK_NS}", lambda plan, _: plan.block_n in BLOCK_NS),

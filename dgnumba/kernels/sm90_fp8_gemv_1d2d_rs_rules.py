@@ -74,6 +74,8 @@ RULES: tuple[Rule, ...] = (
     (f"{DEPTHS} stages", lambda plan, _: plan.num_stages in DEPTHS),
     (f"a split over {SPLITS} CTAs that share no operand", lambda plan, _: plan.cluster in SPLITS and plan.multicast is None),
     ("the registers epilogue", lambda plan, _: plan.epilogue == "registers"),
+    ("FP8 tensor cores, which need no widening", lambda plan, _: not plan.widen),
+    ("a loop over K that is not rotated", lambda plan, _: not plan.rotate and not plan.overlap),
     ("registers for the steps on their way", lambda plan, _: registers(plan) * threads(plan) <= 1 << 16),
     ("BLOCK_M of M at least, got {problem.m}", lambda plan, problem: problem is None or plan.block_m >= problem.m),
     (

@@ -204,8 +204,8 @@ def test_arguments_are_read_once_and_stay_alive(fake_cupy):
 @pytest.mark.parametrize(
     "array, box, more, error, message",
     [
-        (np.zeros((4, 32), np.float32), (32, 4), {"dtype": "float31"}, DTypeError, "dtype: expected one of .*, got float31"),
-        (np.zeros((4, 32), np.complex64), (32, 4), {}, DTypeError, "dtype: expected one of .*, got complex64"),
+        (np.zeros((4, 32), np.float32), (32, 4), {"dtype": "float31"}, DTypeError, "dtype: expected one of .*; got float31"),
+        (np.zeros((4, 32), np.complex64), (32, 4), {}, DTypeError, "dtype: expected one of .*; got complex64"),
         (np.zeros((4, 32), np.float32), 32, {}, ProblemError, "a box entry each"),
     ],
 )

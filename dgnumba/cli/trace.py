@@ -42,8 +42,8 @@ def trace(
     large: Annotated[bool, typer.Option(help="step also what takes the emulator long")] = False,
 ) -> None:
     """The pipeline of one FP8 product: who copies, multiplies, waits."""
-    if output is not None and output.suffix != ".json":
-        raise ProblemError(f"output: expected a name that ends in .json, got {output}; a picture goes to --picture")
+    if output is not None and not output.name.endswith((".json", ".json.gz")):
+        raise ProblemError(f"output: expected a name that ends in .json or .json.gz, got {output}; a picture goes to --picture")
     files.expect_folder("output", output)
     files.expect_picture("picture", picture)
     if min(m, n, k) < 1 or blocks < 1:

@@ -6,6 +6,7 @@ they can be laid side by side.
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -119,6 +120,8 @@ class Timeline:
         path = Path(path)
         if path.suffix == ".json":
             path.write_text(json.dumps(self.chrome()))
+        elif path.suffixes[-2:] == [".json", ".gz"]:
+            path.write_bytes(gzip.compress(json.dumps(self.chrome()).encode()))
         else:
             self.draw().savefig(path, dpi=150)
         return path

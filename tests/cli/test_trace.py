@@ -29,7 +29,7 @@ def test_a_picture_is_written(run, tmp_path):
     ("arguments", "message"),
     [
         (("64", "32", "0"), "expected M, N, K and blocks of 1 or more, got 64, 32, 0 and 1"),
-        (("64", "32", "128", "-o", "trace.png"), "output: expected a name that ends in .json, got trace.png"),
+        (("64", "32", "128", "-o", "trace.png"), "output: expected a name that ends in .json or .json.gz, got trace.png"),
         (("64", "32", "128", "-o", "none/trace.json"), "output: expected a file in a folder that is there, got none/trace.json"),
         (("64", "32", "128", "--picture", "none/trace.png"), "picture: expected a file in a folder that is there"),
         (("64", "32", "128", "--picture", "trace.txt"), "picture: expected a name that ends in .png, .svg or .pdf, got trace.txt"),

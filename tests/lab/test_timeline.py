@@ -1,5 +1,6 @@
 """Times given to an emulated run: waits end when what they wait for has happened, units work one thing at a time."""
 
+import gzip
 import json
 
 import numpy as np
@@ -129,6 +130,7 @@ def test_every_load_of_the_kernel_is_there(gemm):
 
 def test_the_chrome_trace_holds_every_span_by_block_and_warp(gemm, tmp_path):
     trace = json.loads(gemm.save(tmp_path / "trace.json").read_text())
+    assert json.loads(gzip.decompress(gemm.save(tmp_path / "trace.json.gz").read_bytes())) == trace
     spans = [e for e in trace["traceEvents"] if e["ph"] == "X"]
     assert len(spans) == len(gemm.spans)
     names = {e["tid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}

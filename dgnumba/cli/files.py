@@ -60,6 +60,16 @@ def expect_picture(name: str, path: Path | None) -> None:
         raise ProblemError(f"{name}: expected a name that ends in .png, .svg or .pdf, got {path}")
 
 
+def refuse_beyond(dtype: Any, name: str, x: Any, where: str, first: tuple[int, int] = (0, 0)) -> None:
+    """Refuse numbers that are not finite, or not in a float type; `x` begins at `first` of the array in the file."""
+    with np.errstate(over="ignore"):
+        bad = ~np.isfinite(np.asarray(x).astype(dtype).astype(np.float32))
+    if bad.any():
+        r, c = (int(i) for i in np.argwhere(bad)[0])
+        place = [first[0] + r, first[1] + c]
+        raise ProblemError(f"{name}: expected finite numbers of {np.dtype(dtype)}, got {float(x[r, c]):g} at {place} of {where}")
+
+
 def expect_folder(name: str, path: Path | None) -> None:
     """Refuse, before the work is done, a file that cannot be written: a folder, one whose folder is missing, one that is read-only."""
     if path is None:

@@ -143,9 +143,7 @@ def _refuse_not_finite(name: str, x: Any, scale: Any, rows: int, where: str) -> 
     if not blocks.size:
         return
     m, k = int(blocks[0][0]) * rows, int(blocks[0][1]) * 128
-    block = np.asarray(x[m : m + rows, k : k + 128]).astype(np.float64)
-    r, c = (int(i) for i in np.argwhere(~np.isfinite(block))[0])
-    raise ProblemError(f"{name}: expected finite numbers, got {block[r, c]:g} at {[m + r, k + c]} of {where}")
+    files.refuse_beyond(np.float32, name, x[m : m + rows, k : k + 128], where, (m, k))
 
 
 def _read(name: str, where: str, scales: str | None, rows: int) -> _Input:

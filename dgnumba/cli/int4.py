@@ -74,10 +74,8 @@ def _floats(name: str, where: str) -> Any:
         raise ProblemError(
             f"{name}: expected a matrix of float16, bfloat16, float32 or float64, got {x.dtype.name} {list(x.shape)} in {where}"
         )
-    x = x.astype(np.float32) if x.dtype.name == "float64" else x
-    if not np.isfinite(x.astype(np.float32)).all():
-        raise ProblemError(f"{name}: expected finite numbers, got others in {where}")
-    return x
+    files.refuse_beyond(np.float32, name, x, where)
+    return x.astype(np.float32) if x.dtype.name == "float64" else x
 
 
 def to_gpu(x: Any) -> Any:
@@ -114,6 +112,8 @@ def gemm(a: str, b: str, form: str, kind: Activation, output: str | None, dtype:
     """The command's work; whether the product is right, or was not looked at."""
     out = console()
     x = _floats("A", a)
+    if kind in (Activation.bfloat16, Activation.float16):
+        files.refuse_beyond(DTYPES[kind.value].numpy, "A", x, a)
     q, original, about = weights(b, form)
     if x.shape[1] != q.shape[1]:
         hint = "; B is [N, K]: transposed?" if x.shape[1] == q.shape[0] else ""

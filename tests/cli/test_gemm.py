@@ -177,7 +177,17 @@ def test_a_number_that_is_not_finite_is_named_with_its_place(run, tmp_path, rng,
     for name, array in x.items():
         np.save(tmp_path / f"{name}.npy", array)
     code, _, err = run("gemm", tmp_path / "A.npy", tmp_path / "B.npy")
-    assert code == 2 and f"{side}: expected finite numbers, got nan at [129, 258]" in err
+    assert code == 2 and f"{side}: expected finite numbers of float32, got nan at [129, 258]" in err
+
+
+@pytest.mark.parametrize("options", [(), ("--format", "int4_g128")], ids=["fp8", "int4"])
+def test_a_float64_that_no_float32_holds_is_named_with_its_place(run, tmp_path, rng, options):
+    x = rng.standard_normal((130, 300))
+    np.save(tmp_path / "b.npy", x)
+    x[129, 258] = 1e200
+    np.save(tmp_path / "a.npy", x)
+    code, _, err = run("gemm", tmp_path / "a.npy", tmp_path / "b.npy", *options)
+    assert code == 2 and "A: expected finite numbers of float32, got 1e+200 at [129, 258]" in err
 
 
 def test_a_file_of_integers_is_refused_by_its_type(run, inputs, tmp_path):

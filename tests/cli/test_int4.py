@@ -71,6 +71,15 @@ def test_what_does_not_fit_is_one_line(run, inputs, arguments, message):
     assert code == 2 and message in err and len(err.strip().splitlines()) <= 3
 
 
+def test_what_float16_cannot_hold_is_no_activation(run, inputs, tmp_path):
+    files, x, _ = inputs
+    x[3, 5] = 70000
+    np.save(tmp_path / "large.npy", x)
+    code, _, err = run("gemm", tmp_path / "large.npy", files[1], "--format", "int4_g128", "--activation", "float16")
+    assert code == 2 and "A: expected finite numbers of float16, got 70000 at [3, 5]" in err
+    assert run("gemm", tmp_path / "large.npy", files[1], "--format", "int4_g128", "--activation", "bfloat16")[0] == 0
+
+
 def test_a_wrong_product_ends_with_one(run, inputs, monkeypatch):
     from dgnumba.cli import int4
 

@@ -36,8 +36,13 @@ class Array:
 class Bound:
     """A launch that records: what it passes, the stream, and whether the GPU was taken to be current."""
 
+    has_attributes = True
+
     def __init__(self, launches, values):
         self.launches, self.values = launches, values
+
+    def plain(self, stream):
+        return None if self.has_attributes else (self, stream)
 
     def queue(self, stream):
         self.launches.append((self.values, stream, "queued"))
@@ -261,6 +266,24 @@ def test_F32_the_gpu_is_made_current_where_it_is_not(operands, cupy):
     prepared.remember((x, sfx, y, sfy, d), recorder(launches), laid_out([x, sfx, y, sfy, d]), config.current())
     assert prepared.quick((x, sfx), (y, sfy), d, None)
     assert [how for _, _, how in launches] == ["queued", "entered", "queued", "entered"]
+
+
+def test_cupys_launch_is_used_where_there_are_no_attributes_and_ours_where_it_fails(operands, cupy, monkeypatch):
+    _, _, (x, sfx, y, sfy, d), launches = operands
+
+    def launch_kernel(bound, stream):
+        if stream == 0x666:
+            raise RuntimeError("CUDA_ERROR_INVALID_HANDLE")
+        bound.launches.append((bound.values, stream, "by CuPy"))
+
+    cupy.cuda.driver.launchKernel = launch_kernel
+    for has_attributes, at in ((True, 1 << 20), (False, 1 << 21)):
+        monkeypatch.setattr(Bound, "has_attributes", has_attributes)
+        for cupy.stream in (0x70, 0x666, 0x70):
+            assert prepared.quick((x, sfx), (y, sfy), Array((4, 16), np.float32, address=at), None)
+    assert [(stream, how) for _, stream, how in launches] == [
+        (0x70, "queued"), (0x666, "queued"), (0x70, "queued"), (0x70, "by CuPy"), (0x666, "queued"), (0x70, "by CuPy"),
+    ]  # fmt: skip
 
 
 def test_a_new_output_is_made_where_the_call_is_known(operands, cupy, monkeypatch):

@@ -185,6 +185,13 @@ class BoundLaunch:
         with on_device(self._launcher.device):
             self.queue(stream)
 
+    def plain(self, stream: int) -> tuple[int, ...] | None:
+        """What ``cuLaunchKernel`` takes for it: function, grid, block, shared memory, stream, parameters, extra; None where it has attributes."""
+        shape = self._launcher.shape
+        if shape.cluster_size > 1 or shape.pdl:
+            return None
+        return int(self._function), *shape.grid, *shape.block, shape.smem, stream, self._address, 0
+
     def queue(self, stream: int) -> None:
         """The same in a thread that has the launcher's device current, which is not asked again."""
         config = self._configs.get(stream) or self._launcher._config(stream)

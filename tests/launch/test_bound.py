@@ -1,5 +1,6 @@
 """Launches whose parameters are fixed (`driver.BoundLaunch`), against a fake driver."""
 
+import ctypes
 import gc
 import struct
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +9,7 @@ import pytest
 from launch.test_driver import SPEC, launcher
 
 from dgnumba import driver
-from dgnumba.driver import MapEncoder
+from dgnumba.driver import LaunchShape, MapEncoder
 from dgnumba.errors import LaunchError
 
 
@@ -56,3 +57,19 @@ def test_what_does_not_fit_is_not_bound_and_a_refusal_says_what(fake_driver):
     fake_driver.refuse["cuLaunchKernelEx"] = fake_driver.real.CUresult.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
     with pytest.raises(LaunchError, match=r"launching k on device 0, grid \(132, 1, 1\).*200000"):
         make.bind((1,), ()).queue(5)
+
+
+def test_a_launch_without_attributes_is_what_cuLaunchKernel_takes(fake_driver):
+    """Function, grid, block, dynamic shared memory, stream, the parameters' addresses, nothing extra."""
+    bound = launcher(fake_driver, ["u32", "b8[128]"], [4, 128]).bind((7,), (MapEncoder(SPEC)(16),))
+    function, *sizes, parameters, extra = bound.plain(5)
+    bound.queue(5)
+    (done,) = fake_driver.launches
+    assert (function, sizes, extra) == (done.function, [*done.grid, *done.block, done.smem, 5], 0)
+    read = [ctypes.string_at(at, size) for at, size in zip((ctypes.c_uint64 * 2).from_address(parameters), (4, 128), strict=True)]
+    assert read == done.values and struct.unpack("<I", read[0]) == (7,)
+
+
+@pytest.mark.parametrize("shape", [LaunchShape((4, 1, 1), (32, 1, 1), 0, (2, 1, 1)), LaunchShape((4, 1, 1), (32, 1, 1), pdl=True)])
+def test_one_with_attributes_is_not(fake_driver, shape):
+    assert launcher(fake_driver, ["u32"], [4], shape).bind((7,), ()).plain(5) is None

@@ -107,7 +107,7 @@ def set_plans_per_layer(most: int | None) -> None:
     Raises:
         ProblemError: not a number from 1.
     """
-    if most is not None and (not isinstance(most, int) or most < 1):
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
         raise ProblemError(f"most: expected None or a number from 1, got {most!r}")
     _most[:] = [most]
     _forget_calls()

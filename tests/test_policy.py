@@ -118,7 +118,7 @@ def test_a_layer_is_held_to_as_many_plans_as_one_says(monkeypatch):
     assert len(held) <= 2
     policy.set_plans_per_layer(None)
     assert policy.choose(problem, GPU).plan == free
-    for wrong in (0, -1, 2.5, "5"):
+    for wrong in (0, -1, 2.5, "5", True):
         with pytest.raises(ProblemError, match="most: expected None or a number from 1"):
             policy.set_plans_per_layer(wrong)
 

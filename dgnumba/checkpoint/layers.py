@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ProblemError, guess
+from ..errors import DTypeError, ProblemError, guess
 from ..quant import QTensor
 from .fp4 import MXFP4_FORMAT, MXFP4_STACK_FORMAT, NVFP4_FORMAT, NVFP4_MODELOPT_FORMAT
 from .fp8 import FP8_BLOCK
@@ -122,11 +122,13 @@ def write_layers(
         metadata: strings for the header, beside the ``quantization_config`` that is put there.
 
     Raises:
-        ProblemError: a layer that the format cannot hold, and why.
+        DTypeError: a layer that is no QTensor. ProblemError: one that the format cannot hold, and why.
     """
     form = format_named(format)
     schemes, specs, extra = {}, [], dict(tensors or {})
     for name, q in layers.items():
+        if not isinstance(q, QTensor):
+            raise DTypeError(f"layers: expected a QTensor for {name}, got {type(q).__name__}")
         schemes[name] = stored_scheme(form, scheme_of(q), name)
         form.check_written(q.shape, schemes[name])
         specs += form.specs(name, q.shape, schemes[name])

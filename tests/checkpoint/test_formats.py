@@ -11,7 +11,7 @@ from layers_by_hand import IN_WHOLE_GROUPS, MAKE, awq, compressed_tensors, fp8_b
 from safetensors_by_hand import parse, same_bits
 
 from dgnumba.checkpoint import FORMATS, TensorSource, find_layers, read_layer, write_layers
-from dgnumba.errors import ProblemError, UnsupportedError
+from dgnumba.errors import DTypeError, ProblemError, UnsupportedError
 from dgnumba.quant import QTensor, quantize
 
 CONFIG = {"gptq-v2": {"quantization_config": json.dumps({"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"})}}
@@ -315,3 +315,9 @@ def test_settings_are_found_where_quantizers_put_them(metadata, files, save, rng
         (tmp_path / name).write_text(json.dumps(content))
     q = read_layer(save(tensors, metadata=metadata or None), "l")
     assert q.granularity == (1, 96) and np.array_equal(values, q.dequantize("float64"))
+
+
+def test_a_layer_that_is_none_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(DTypeError, match="layers: expected a QTensor for l, got ndarray"):
+        write_layers(tmp_path / "out.safetensors", {"l": np.zeros((4, 128), np.float32)}, "awq")
+    assert not list(tmp_path.iterdir())

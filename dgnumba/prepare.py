@@ -8,10 +8,11 @@ from typing import Any
 from . import config, launching
 from .api import _choose, _lay_out, fp8_gemm_nt
 from .device import Device
+from .dtypes import DType
 from .errors import ProblemError
 from .kernels import GemmPlan
 from .prepared import PlacedCall, QuickCall, prepared
-from .problem import check_fp8_gemm_nt
+from .problem import E4M3, check_fp8_gemm_nt, is_plain
 
 
 class PreparedGemm:
@@ -23,16 +24,23 @@ class PreparedGemm:
     copies  what each call has to copy, in words; empty for what is launched as it lies
     """
 
-    __slots__ = ("_call", "_expected", "_last", "_plan", "copies")
+    __slots__ = ("_call", "_dtypes", "_expected", "_last", "_plan", "_takes_pairs", "copies")
 
-    def __init__(self, call: QuickCall | None, expected: tuple[Any, ...], copies: tuple[str, ...], plan: GemmPlan | str | None) -> None:
+    def __init__(
+        self, call: QuickCall | None, expected: tuple[Any, ...], copies: tuple[str, ...], plan: GemmPlan | str | None,
+        dtypes: tuple[DType, DType] = (E4M3, E4M3),
+    ) -> None:  # fmt: skip
         self.copies = copies
-        self._call, self._expected, self._plan = call, expected, plan
+        self._call, self._expected, self._plan, self._dtypes = call, expected, plan, dtypes
+        # bytes on a GPU that nobody names are e4m3
+        self._takes_pairs = call is None or dtypes == (E4M3, E4M3)
         # arrays and what is launched for them in one tuple: a thread sees both of one call
         self._last: tuple[Any, ...] = (None,) * 6
 
     def __call__(self, a: Any, b: Any, d: Any, *, stream: Any = None) -> Any:
         """Queue the product. Raises `ProblemError` for operands of another form; nothing has been written then."""
+        if not (self._takes_pairs and type(a) is tuple and type(b) is tuple):
+            self._check_types(a, b, d)
         (a_data, sfa), (b_data, sfb) = a, b
         la, lsfa, lb, lsfb, ld, placed = self._last
         if not (a_data is la and sfa is lsfa and b_data is lb and sfb is lsfb and d is ld):
@@ -41,6 +49,18 @@ class PreparedGemm:
             return fp8_gemm_nt(a, b, d, plan=self._plan, stream=stream)
         placed.run(stream)
         return d
+
+    def _check_types(self, a: Any, b: Any, d: Any) -> None:
+        """What arrays of a GPU do not say: a QTensor's type, and what it has beside data and scales."""
+        for name, operand, dtype, granularity in (("a", a, self._dtypes[0], (1, 128)), ("b", b, self._dtypes[1], (128, 128))):
+            if hasattr(operand, "granularity"):
+                if self._call is not None and not is_plain(operand, granularity, dtype):
+                    raise ProblemError(f"{name}: expected {dtype} with float32 scales per {granularity} as prepared, got {operand!r}")
+            elif not (isinstance(operand, tuple | list) and len(operand) == 2):
+                check_fp8_gemm_nt(a, b, d, None, check=False)  # which says what is wrong
+                raise ProblemError(f"{name}: expected a QTensor or a pair (data, scale), got {type(operand).__name__}")
+            elif self._call is not None and dtype is not E4M3:
+                raise ProblemError(f"{name}: expected a QTensor of {dtype} as prepared, got a pair, whose bytes are {E4M3}")
 
     def _look_at(self, arrays: tuple[Any, ...]) -> PlacedCall | None:
         call = self._call
@@ -93,7 +113,8 @@ def prepare_fp8_gemm_nt(a: Any, b: Any, d: Any, *, plan: GemmPlan | str | None =
         launch = prepared(choice, laid, settings.limited(device), settings.pdl)
     is_cupys = all(type(x) is sys.modules["cupy"].ndarray for x in arrays)
     call = QuickCall(launch, laid, index) if is_cupys and not laid.copies else None
-    return PreparedGemm(call, tuple(_form(x, call is not None) for x in arrays), laid.copies, plan)
+    types = operands.problem.a_dtype, operands.problem.b_dtype
+    return PreparedGemm(call, tuple(_form(x, call is not None) for x in arrays), laid.copies, plan, types)
 
 
 def _form(x: Any, is_cupys: bool) -> tuple[Any, ...]:

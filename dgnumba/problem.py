@@ -207,9 +207,9 @@ def _operand(name: str, pair: Any) -> tuple[ArrayView, ArrayView]:
     return data, scale
 
 
-def is_plain(q: Any, granularity: tuple[int, int]) -> bool:
-    """Whether a QTensor is taken as its bytes and scales alone: those bytes, in an array that cannot say more, are e4m3."""
-    return _is_plain_fp8(q, (E4M3,)) and tuple(q.granularity) == granularity
+def is_plain(q: Any, granularity: tuple[int, int], dtype: DType = E4M3) -> bool:
+    """Whether a QTensor is taken as its bytes and scales alone: those bytes, in an array that cannot say more, are e4m3, or known to be `dtype`."""
+    return _is_plain_fp8(q, (dtype,)) and tuple(q.granularity) == granularity
 
 
 def _is_plain_fp8(q: Any, dtypes: tuple[DType, ...]) -> bool:

@@ -353,3 +353,36 @@ def test_a_prepared_launch_looks_at_the_same_arrays_once(operands):
     with pytest.raises(ProblemError, match=r"the form that was prepared, .*, d float32 \[4, 16\], got .*, d float16 \[4, 16\]"):
         multiply((x, sfx), (y, sfy), Array((4, 16), np.float16))
     assert len(launches) == 5
+
+
+@pytest.mark.parametrize("given", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("made_for", ["float8_e4m3fn", "float8_e5m2"])
+def test_a_prepared_product_is_of_the_types_that_it_was_made_for(operands, made_for, given):
+    """CuPy holds both types as bytes: only the QTensor says which. A pair's bytes are e4m3."""
+    a, b, arrays, launches = operands
+    x, sfx, y, sfy, d = arrays
+    call = prepared.QuickCall(recorder(launches), laid_out(arrays), 0)
+    multiply = PreparedGemm(call, tuple(map(prepared.form, arrays)), (), None, (DTYPES[made_for], DTYPES["float8_e4m3fn"]))
+    left, right = Quantized(a, x, sfx, dtype=DTYPES[given]), Quantized(b, y, sfy)
+    for operand, dtype in ((left, given), ((x, sfx), "float8_e4m3fn")):
+        count = len(launches)
+        if dtype == made_for:
+            assert multiply(operand, right, d) is d and len(launches) == count + 1
+        else:
+            with pytest.raises(ProblemError, match=f"a: expected .*{made_for}.* as prepared, got"):
+                multiply(operand, right, d)
+            assert len(launches) == count
+    left = Quantized(a, x, sfx, dtype=DTYPES[made_for])
+    with pytest.raises(ProblemError, match="b: expected float8_e4m3fn with float32 scales per .* as prepared, got"):
+        multiply(left, Quantized(b, y, sfy, global_scale=np.float32(2)), d)
+
+
+@pytest.mark.parametrize("bad", [None, np.ones((4, 200)), 3, ("a", "pair", "and more")], ids=lambda x: type(x).__name__)
+def test_a_prepared_product_refuses_what_is_no_operand(bad):
+    a, b, d = product()
+    multiply = dgnumba.prepare_fp8_gemm_nt(a, b, d)
+    with pytest.raises(ProblemError, match="a: expected a QTensor or a pair"):
+        multiply(bad, b, d)
+    with pytest.raises(ProblemError, match="b: expected a QTensor or a pair"):
+        multiply(a, bad, d)
+    assert not d.any()

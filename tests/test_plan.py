@@ -262,6 +262,7 @@ GOOD = plan(64, 64, 4)
         ({"d_dtype": "float32", "epilogue": "direct"}, "is for d of float32, got bfloat16"),
         ({"a_dtype": "float8_e5m2"}, "float8_e5m2"),
         ({"b_dtype": "bfloat16"}, "bfloat16"),
+        ({"num_stages": 1}, "needs 2 stages or more, one to fill while the other is used, got 1"),
         ({"band": 0}, "band"),
         ({"band": 3, "cluster": 2, "multicast": "A"}, "band"),
         ({"with_c": True}, "is for products with an addend, got none"),

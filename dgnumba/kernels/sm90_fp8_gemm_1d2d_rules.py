@@ -14,7 +14,7 @@ from ..layouts.tiles import column_scales
 from ..problem import GemmProblem
 from ..xp import address
 from .epilogue_rules import EPILOGUES, panel_box, staging_bytes
-from .spec import Built, GemmPlan, Rule, changed, first_broken, most_stages
+from .spec import RING, Built, GemmPlan, Rule, changed, first_broken, most_stages
 
 NAME = "sm90_fp8_gemm_1d2d"
 
@@ -45,6 +45,7 @@ SHARINGS: tuple[tuple[int, str | None], ...] = ((1, None), (2, "A"), (2, "B"))
 """Clusters, and the operand that their CTAs share."""
 
 RULES: tuple[Rule, ...] = (
+    RING,
     ("warps by its roles, none named", lambda plan, _: not plan.warps),
     ("FP8 tensor cores, which need no widening", lambda plan, _: not plan.widen),
     ("A's scales MN-major", lambda plan, _: not plan.row_scales),
@@ -89,7 +90,7 @@ def _buildable(a_dtype: str, b_dtype: str, d_dtype: str, with_c: bool, device: D
     sharings = [(cluster, multicast) for cluster, multicast in SHARINGS if device.clusters_at_once(cluster) >= 1]
     plans = []
     for block_m, block_n, epilogue in product(BLOCK_MS, BLOCK_NS, epilogues):
-        tile = GemmPlan(NAME, block_m, block_n, 0, a_dtype, b_dtype, d_dtype, epilogue=epilogue, with_c=with_c)
+        tile = GemmPlan(NAME, block_m, block_n, MIN_STAGES, a_dtype, b_dtype, d_dtype, epilogue=epilogue, with_c=with_c)
         if first_broken(RULES, tile) is None:
             # neither a cluster nor the loop takes shared memory
             stages = min(MAX_STAGES, most_stages(smem, tile, device))

@@ -12,7 +12,7 @@ from ..layouts.smem import SmemMap
 from ..problem import GemmProblem
 from ..xp import address
 from .sm90_fp8_gemm_1d2d_rules import supports as _supports
-from .spec import Built, GemmPlan, Rule, changed, first_broken, most_stages
+from .spec import RING, Built, GemmPlan, Rule, changed, first_broken, most_stages
 
 NAME = "sm90_fp8_gemm_1d2d_swap_ab"
 
@@ -33,6 +33,7 @@ def supports(problem: GemmProblem, device: Device) -> str | None:
 
 
 RULES: tuple[Rule, ...] = (
+    RING,
     ("warps by its roles, none named", lambda plan, _: not plan.warps),
     ("FP8 tensor cores, which need no widening", lambda plan, _: not plan.widen),
     ("a loop over K that is not rotated", lambda plan, _: not plan.rotate and not plan.overlap),
@@ -61,7 +62,7 @@ def candidates(problem: GemmProblem, device: Device) -> list[GemmPlan]:
     plans = []
     for block_n, block_k, split in product(BLOCK_NS, BLOCK_KS, SPLITS):
         plan = GemmPlan(
-            NAME, block_m, block_n, 0, *dtypes, block_k=block_k, cluster=split, epilogue="registers",
+            NAME, block_m, block_n, MIN_STAGES, *dtypes, block_k=block_k, cluster=split, epilogue="registers",
             with_c=problem.with_c, row_scales=problem.row_scales,
         )  # fmt: skip
         # NOTE: clusters that have to wait for others are ruinous (M = 1, 7168x2048: 13 us in the place of 6; H200, 2026-11-29, bench/NOTES.md).

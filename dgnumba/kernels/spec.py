@@ -113,6 +113,10 @@ Rule = tuple[str, Callable[[Any, Any], bool]]
 """What a plan needs, in words that may name {plan.field} and {problem.field}, and whether it has it: of a plan and a problem."""
 
 
+RING: Rule = ("2 stages or more, one to fill while the other is used, got {plan.num_stages}", lambda plan, _: plan.num_stages >= 2)
+"""Of a kernel whose stages are slots of a ring."""
+
+
 def first_broken(rules: Iterable[Rule], plan: Staged, problem: Any = None) -> str | None:
     """The first rule that a plan breaks, as a reason, or None. Words are made for that one only: a plan is checked in microseconds."""
     for words, holds in rules:

@@ -25,6 +25,7 @@ from .layouts.scales import mn_major as turned
 from .onepass import On, launch, machine, new_scales, queued
 from .problem import scale_shape
 from .quant import Format, QTensor, as_format
+from .quant.cast import check_global_scale
 from .quant.formats import WHOLE
 from .quant.fp4 import E2M1
 from .quant.fp8 import E4M3
@@ -202,7 +203,8 @@ def quantize(
             exactly by the format's scale type. What lies beyond the range becomes the largest
             element.
         global_scale: NVFP4's scale of the whole tensor, in the place of amax / 2688: one, or one a
-            matrix. So a tensor can be quantized in parts.
+            matrix. So a tensor can be quantized in parts. From 2^-116 to 2^119; another is refused, but
+            on a GPU, where reading it would wait: there all scales are then NaN, and all codes 0.
         search: try scales beside the rule's too, and keep for each block the one of the least sum
             of squared errors; never worse than the rule's.
         rounding: "nearest", ties to even, or "stochastic": up or down with the probability that
@@ -240,6 +242,8 @@ def _format_plan(run: _Run, form: Format, packing: str | None, options: dict[str
     """The kernel for an array, a format and `quantize`'s options, None for the way of the host; and the tensor's scale, if one is given."""
     given = options["global_scale"]
     whole = _one_float32(given, run.x) if form.has_global_scale else None
+    if whole is not None and not is_device_array(whole):
+        check_global_scale(whole)
     is_plain = options["scale"] is None and (options["search"], options["rounding"], options["seed"]) == (False, "nearest", None)
     takes_scale = form.scale_dtype.name == "float32" or form.has_global_scale or form.rule in UE8M0_RULES
     if not (is_plain and takes_scale) or (given is not None and whole is None):

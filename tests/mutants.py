@@ -39,6 +39,7 @@ from dgnumba.kernels.smxx_quantize_rules import AmaxPlan, QuantizePlan
 from dgnumba.layouts import scales
 from dgnumba.layouts.operands import LaidOut
 from dgnumba.problem import GemmProblem
+from dgnumba.quant.scale import LEAST_GIVEN, MOST_GIVEN
 from dgnumba.testing import assert_bits_equal, exact_problem
 
 
@@ -271,6 +272,26 @@ class Few:
             assert_bits_equal(np.asarray(got.global_scale), np.asarray(expected.global_scale), self.format)
 
 
+@dataclass(frozen=True)
+class Below:
+    """A cast to NVFP4 below a given scale of the tensor, at an end of its range or beyond it, as a GPU meets it, where nobody has looked at it."""
+
+    whole: np.float32
+
+    def run(self, module: Any, policy: str) -> None:
+        """Cast in the emulator and compare with the host, or with no scales at all."""
+        x, given = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32), np.asarray(self.whole)
+        with built_by(module, smxx_quantize_rules), patch.object(casts, "check_global_scale"):
+            got = casts.quantize(x, "nvfp4", global_scale=given, on="emulator", policy=policy)
+        if LEAST_GIVEN <= self.whole <= MOST_GIVEN:
+            expected = quant.quantize(x, "nvfp4", global_scale=given)
+            scales, codes = np.asarray(expected.scale).view(np.uint8), np.asarray(expected.data).view(np.uint8)
+        else:
+            scales, codes = np.full(got.scale.shape, 0x7F, np.uint8), np.zeros(got.data.shape, np.uint8)
+        assert_bits_equal(np.asarray(got.scale).view(np.uint8), scales, f"scales below {self.whole}")
+        assert_bits_equal(np.asarray(got.data).view(np.uint8), codes, f"codes below {self.whole}")
+
+
 def run_kernel(built: Any, grid: tuple[int, int], args: tuple[Any, ...], policy: str) -> None:
     """Step a kernel that takes arrays as addresses."""
     arrays = [a for a in args if isinstance(a, np.ndarray)]
@@ -400,6 +421,10 @@ TRIALS = {
         Few("fp4 words", (2, 160), special=np.inf),
         Few("fp4 words", (2, 256)),
         Few("int4_g128", (2, 256)),
+        *(
+            Below(end)
+            for end in (LEAST_GIVEN, np.nextafter(LEAST_GIVEN, np.float32(0)), MOST_GIVEN, np.nextafter(MOST_GIVEN, np.float32(1e38)))
+        ),
     ],
 }
 """A kernel's module -> small runs of it that between them come to every branch."""

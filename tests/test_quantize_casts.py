@@ -142,6 +142,14 @@ def test_a_given_scale_of_the_tensor(factor, rng):
         both(x, "nvfp4", global_scale=given)
 
 
+@pytest.mark.parametrize("whole", [0, -1, 2.0**-117, 7.6e35, np.inf, np.nan])
+@pytest.mark.parametrize("on", [None, "emulator"])
+def test_a_given_scale_beyond_its_range_is_refused(on, whole):
+    for given in (np.asarray(whole, np.float32), float(whole)):
+        with pytest.raises(ProblemError, match=r"global_scale: expected 2\^-116 to 2\^119, got "):
+            casts.quantize(np.ones((3, 64), np.float32), "nvfp4", global_scale=given, on=on)
+
+
 def test_larger_than_a_tile_of_the_look_for_the_maximum(rng):
     x = rng.standard_normal((34, 48)).astype(BF16)
     x[33, 40] = 77

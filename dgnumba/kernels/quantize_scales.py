@@ -16,6 +16,9 @@ NAN, INFINITY = 0x7FC00000, 0x7F800000
 SMALL_BITS = 0x0D800000
 """Bits of 2^-100: from there on no remainder of a division by a constant underflows."""
 
+LEAST_GIVEN, MOST_GIVEN = 0x05800000, 0x7B124924
+"""Bits of 2^-116 and of the last float32 below 2^128 / 448: of a tensor's scale that is given (`quant.scale`)."""
+
 TWICE_1, INVERSE_OF_2_TO_127 = 254 << 23, 0x00400000
 """Twice the bits of 1: less the bits of a power of two up to 2^126 they are those of its inverse; and the bits of 2^-127."""
 
@@ -142,7 +145,7 @@ def _microscaling(rule: str, element: str) -> Any:
 
 
 def _below_a_tensors(largest_element: Any, is_given: bool) -> Any:
-    """Of a tensor's scale between 2^-116 and 2^119, as the host asks of one that is given; of others nothing is said."""
+    """Of a tensor's scale between 2^-116 and 2^119, as the host asks of one that is given; with others no block has a scale."""
     GIVEN, quotient = is_given, normal_quotient_for(largest_element)
 
     @device_function
@@ -172,6 +175,9 @@ def _below_a_tensors(largest_element: Any, is_given: bool) -> Any:
         else:
             inverse = convert.f32_to_bits(convert.reciprocal_of_normal(product))
         is_finite = convert.f32_to_bits(largest) < INFINITY
+        if GIVEN:
+            of_tensor = convert.f32_to_bits(whole)
+            is_finite = is_finite & (of_tensor >= LEAST_GIVEN) & (of_tensor <= MOST_GIVEN)
         inverse = cuda.selp(is_finite, inverse, u32(NAN))
         return cuda.selp(is_finite, bits >> 20, u32(CODE_OF_NAN)), convert.bits_to_f32(inverse)
 

@@ -31,7 +31,7 @@ from .formats import Format, as_format
 from .qtensor import QTensor
 from .random import random_bits
 from .rules import poisoned, scales_of, total_scale, zero_points
-from .scale import E8M0, F32, RULES, decode_scales, encode_scales, global_scale_from_amax
+from .scale import E8M0, F32, LEAST_GIVEN, MOST_GIVEN, RULES, decode_scales, encode_scales, global_scale_from_amax
 from .search import search_scales
 
 Rounding = Literal["nearest", "stochastic", "ties_to_zero"]
@@ -251,9 +251,15 @@ def _given_global(given: Any, form: Format, groups: tuple[int, ...], like: Any) 
     whole = xp.asarray(given) if hasattr(given, "dtype") else xp.asarray(given, xp.float64)
     if whole.dtype not in (np.float32, np.float64) or whole.shape not in ((), groups):
         raise ProblemError(f"global_scale: expected float32 or float64, one or {list(groups)}, got {whole.dtype} {list(whole.shape)}")
-    if not bool(((whole >= F32.min_normal * 2**10) & (whole <= F32.max / 448)).all()):
-        raise ProblemError("global_scale: expected 2^-116 to 2^119, got another")
+    check_global_scale(whole)
     return whole
+
+
+def check_global_scale(whole: Any) -> None:
+    """Refuse a scale of a tensor with which the scales of blocks, or their products with it, leave float32's normal numbers."""
+    if not bool(((whole >= LEAST_GIVEN) & (whole <= MOST_GIVEN)).all()):
+        found = f", got {float(whole.reshape(())):g}" if whole.size == 1 else ", got others among them"
+        raise ProblemError(f"global_scale: expected 2^-116 to 2^119{found}")
 
 
 def _budget(array: Any) -> int:

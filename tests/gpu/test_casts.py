@@ -202,6 +202,12 @@ def test_quantize_every_float16(cupy, rng):
                     same_bits(quant.quantize(x, name), casts.quantize(cupy.asarray(x), name))
 
 
+@pytest.mark.parametrize("whole", [0, 2.0**-117, 7.6e35, np.nan])
+def test_no_block_has_a_scale_below_one_beyond_its_range(cupy, whole):
+    q = casts.quantize(cupy.ones((3, 64), np.float32), "nvfp4", global_scale=cupy.asarray(np.float32(whole)))
+    assert (q.scale.get().view(np.uint8) == 0x7F).all() and not q.data.get().any()
+
+
 def test_quantize_below_a_given_scale(cupy, rng):
     x = rng.standard_normal((300, 640)).astype(np.float32)
     for whole in (np.float32(1e-4), np.float32(0.01)):

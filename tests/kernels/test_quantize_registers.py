@@ -14,6 +14,7 @@ from dgnumba.kernels import quantize_registers
 from dgnumba.kernels.quantize_scales import scale_for
 from dgnumba.ptx import convert, packed
 from dgnumba.quant.chunk import E2M1_THRESHOLDS
+from dgnumba.quant.scale import LEAST_GIVEN, MOST_GIVEN
 
 ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4}
 E2M1 = DTYPES["float4_e2m1fn"]
@@ -152,6 +153,26 @@ def test_scales_below_one_of_the_tensor(is_given, rng):
             emu.run(scales, 1, amax.size, (amax, whole, found, found_inverse))
         assert_array_equal(found, codes)
         assert_array_equal(found_inverse, inverse)
+
+
+def test_below_a_given_scale_beyond_its_range_no_block_has_one():
+    """It cannot be refused where only the GPU can read it. The ends themselves are in the range."""
+    scale_of = scale_for("nvfp4", "float4_e2m1fn", True)
+
+    def scales(whole, codes, inverses):
+        i = cuda.threadIdx.x
+        code, inverses[i] = scale_of(np.float32(1), whole[i])
+        codes[i] = u64(code)
+
+    ends = np.array([LEAST_GIVEN, MOST_GIVEN])
+    assert np.float32(448) * MOST_GIVEN < np.inf
+    beyond = [np.nextafter(ends[0], np.float32(0)), np.nextafter(ends[1], np.float32(np.inf)), 0, -1, np.inf, np.nan]
+    whole = np.array([*ends, *beyond], np.float32)
+    codes, inverses = np.zeros(whole.size, np.uint64), np.zeros(whole.size, np.float32)
+    with np.errstate(all="ignore"):
+        emu.run(scales, 1, whole.size, (whole, codes, inverses))
+    assert_array_equal(codes == 0x7F, [False] * 2 + [True] * 6)
+    assert_array_equal(np.isnan(inverses), [False] * 2 + [True] * 6)
 
 
 def test_operations_round_as_they_say(rng):

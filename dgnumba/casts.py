@@ -203,8 +203,7 @@ def quantize(
             exactly by the format's scale type. What lies beyond the range becomes the largest
             element.
         global_scale: NVFP4's scale of the whole tensor, in the place of amax / 2688: one, or one a
-            matrix. So a tensor can be quantized in parts. From 2^-116 to 2^119; another is refused, but
-            on a GPU, where reading it would wait: there all scales are then NaN, and all codes 0.
+            matrix; 2^-116 to 2^119, or where only a GPU can read it all scales become NaN.
         search: try scales beside the rule's too, and keep for each block the one of the least sum
             of squared errors; never worse than the rule's.
         rounding: "nearest", ties to even, or "stochastic": up or down with the probability that

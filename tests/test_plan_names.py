@@ -1,0 +1,98 @@
+"""A plan by its name: every candidate is found by it, and what is no name, or cannot be had, says why."""
+
+import pytest
+from cases import DENSE, H200, SWAPPED, plan
+
+from dgnumba.device import KNOWN
+from dgnumba.errors import PlanError
+from dgnumba.kernels import KERNELS
+from dgnumba.plan import named
+from dgnumba.problem import GemmProblem
+
+
+def test_a_plans_name_tells_its_choices_apart():
+    for kernel in KERNELS:
+        candidates = kernel.candidates(GemmProblem(64, 4096, 4096), H200)
+        assert len({c.name for c in candidates}) == len(candidates)
+    assert plan(128, 192, 4, share="A", epilogue="warp").name == "128x192x128 s4 c2A warp"
+    assert plan(64, 16, 9).name == "64x16x128 s9 tma"
+
+
+def test_a_plan_of_the_portable_kernel_goes_by_its_name():
+    problem = GemmProblem(100, 200, 300)
+    assert named("64x128x128 s3 registers widen", problem, KNOWN["a100"]).plan.widen
+    for name, words in (("64x128x64 s3 registers", "BLOCK_K of 128 bytes"), ("64x128x128 s3 tma", "registers epilogue"),
+                        ("128x256x128 s2 registers", "with scales")):  # fmt: skip
+        with pytest.raises(PlanError, match=words):
+            named(name, problem, KNOWN["l40s"])
+    for name in ("64x64x128 s4 tma widen", "8x64x128 s4 registers widen"):
+        with pytest.raises(PlanError, match="FP8 tensor cores, which need no widening"):
+            named(name, problem, H200)
+
+
+@pytest.mark.parametrize(
+    "name, kernel, words",
+    [
+        ("8x64x128 s2 registers rotate", "sm90_fp8_gemm_1d2d_swap_ab", "a loop over K that is not rotated"),
+        ("8x16x128 s1 registers rotate w2", "sm90_fp8_gemv_1d2d", "a loop over K that is not rotated"),
+        ("8x16x128 s1 registers widen w2", "sm90_fp8_gemv_1d2d", "needs no widening"),
+        ("8x16x128 s1 registers overlap w4", "sm90_fp8_gemv_1d2d_rs", "a loop over K that is not rotated"),
+    ],
+)
+def test_what_a_kernel_has_not_is_refused_and_not_passed_over(name, kernel, words):
+    with pytest.raises(PlanError) as caught:
+        named(name, GemmProblem(4, 256, 512), H200)
+    assert words in caught.value.reasons[kernel]
+
+
+def test_every_candidate_is_found_by_its_name():
+    for d_dtype in ("bfloat16", "float32"):
+        for m in (1, 16, 4096):
+            problem = GemmProblem(m, 4096, 4096, d_dtype=d_dtype)
+            for kernel in KERNELS:
+                for candidate in kernel.candidates(problem, H200) if kernel.supports(problem, H200) is None else ():
+                    assert named(f"{kernel.NAME} {candidate.name}", problem, H200).plan == candidate
+                    assert m == 1 or named(candidate.name, problem, H200).plan == candidate, "the first kernel that has such a plan"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "fast",
+        "64x64 s4 tma",
+        "64x64x128 4 tma",
+        "64x64x128 s4",
+        "64x64x128 s4 c2 tma",
+        "64x64x128 s4 tma spin",
+        "64x64x128 s4 tma w",
+        "8x16x128 s1 registers w2 w4",
+    ],
+)
+def test_what_is_no_name_of_a_plan_is_refused(name):
+    with pytest.raises(
+        PlanError,
+        match=r"plan: expected BLOCK_MxBLOCK_NxBLOCK_K s<stages>.*overlap, rotate, widen, then w<warps>, as .*, got " + repr(name),
+    ):
+        named(name, GemmProblem(64, 64, 128), H200)
+
+
+def test_a_plan_named_with_its_kernel_is_that_kernels():
+    problem = GemmProblem(1, 4096, 4096)
+    for name in ("sm90_fp8_gemv_1d2d", "sm90_fp8_gemv_1d2d_rs"):
+        assert named(f"{name} 8x16x128 s1 registers w4", problem, H200).plan.kernel == name
+    with pytest.raises(PlanError, match="kernel: expected one of sm90_fp8_gemm_1d2d, .*, got sm90_none"):
+        named("sm90_none 8x16x128 s1 registers w4", problem, H200)
+    for kernel in (DENSE, SWAPPED):
+        with pytest.raises(PlanError) as caught:
+            named(f"{kernel.NAME} 16x64x128 s4 registers w4", problem, H200)
+        assert caught.value.reasons == {kernel.NAME: "needs warps by its roles, none named"}
+
+
+def test_a_named_plan_that_is_impossible_says_why_by_kernel():
+    with pytest.raises(PlanError, match="plan: 256x192x128 s4 tma cannot be used for .* on NVIDIA H200") as caught:
+        named("256x192x128 s4 tma", GemmProblem(4096, 4096, 4096), H200)
+    assert "two waves of accumulators" in caught.value.reasons[DENSE.NAME]
+    assert "M up to 128, got 4096" in caught.value.reasons[SWAPPED.NAME]
+    with pytest.raises(PlanError, match="bytes of shared memory"):
+        named("128x128x128 s9 tma", GemmProblem(4096, 4096, 4096), H200)

@@ -24,8 +24,8 @@ def llvm_text(function, *argtypes):
     """LLVM's intermediate code of `function(out, *args)` for a GPU, `out` an array of uint64, under the name "probe"."""
     signature = (OUT, *(kernel_compiler.argtype(a) for a in argtypes))
     with kernel_compiler._compute_capability((9, 0)):
-        compiled = compiler.compile_cuda(function, types.void, signature, cc=(9, 0), abi="c", abi_info={"abi_name": "probe"})
-    return compiled.library.get_llvm_str()
+        result = compiler.compile_cuda(function, types.void, signature, cc=(9, 0), abi="c", abi_info={"abi_name": "probe"})
+    return result._asdict()["library"].get_llvm_str()
 
 
 def compiled(function, *argtypes):

@@ -43,6 +43,10 @@ from .errors import DTypeError
 Specials = Literal["ieee", "fn", "fnuz", "none"]
 
 
+def _named(name: str) -> DType:
+    return DTYPES[name]
+
+
 @dataclass(frozen=True)
 class DType:
     """An element type. For integers `exponent` is 0, and `mantissa` all bits but the sign."""
@@ -62,6 +66,10 @@ class DType:
 
     def __repr__(self) -> str:
         return self.name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # There is one of each type, in another process and after a copy too: `is` tells types apart.
+        return _named, (self.name,)
 
     @property
     def itemsize(self) -> int:

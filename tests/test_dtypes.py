@@ -1,5 +1,8 @@
 """dtypes: every code of every small type, and the integer encoder against ml_dtypes."""
 
+import copy
+import pickle
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -252,3 +255,9 @@ def test_encode_refuses_what_is_no_small_float(name):
 def test_rows_can_be_keys_and_read_as_their_names():
     assert len({row: 1 for row in DTYPES.values()}) == len(DTYPES)
     assert repr(DTYPES["float8_e4m3fn"]) == "float8_e4m3fn"
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+def test_a_type_stays_itself_in_another_process_and_in_a_copy(dtype):
+    """`is` tells types apart; a QTensor that another process made is as good as one's own."""
+    assert pickle.loads(pickle.dumps(dtype)) is dtype and copy.deepcopy(dtype) is dtype

@@ -28,7 +28,7 @@ def problem(cupy, rng):
     """Makes operands that need no copy, and their product in float32."""
 
     def make():
-        a, b = operands(cupy, rng, M, N, K, "exact")
+        a, b = ((cupy.ascontiguousarray(x), scale) for x, scale in operands(cupy, rng, M, N, K, "exact"))
         expected = exact_integer_reference(*[x.get() for x in (*a, *b)], "float32")
         return (a[0], get_mn_major_tma_aligned_tensor(a[1])), b, expected
 

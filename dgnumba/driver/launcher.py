@@ -110,6 +110,7 @@ class Launcher:
         self._configs: dict[int, Any] = {}
         with on_device(device):
             kernel.prepare(device, shape.smem, shape.cluster_size)
+            self._in_context = kernel.in_context()
 
     def __call__(self, scalars: Sequence[Any], maps: tuple[EncodedMap, ...], stream: int) -> None:
         """Queue the kernel on `stream`. Raises `LaunchError` where the driver refuses."""
@@ -186,11 +187,14 @@ class BoundLaunch:
             self.queue(stream)
 
     def plain(self, stream: int) -> tuple[int, ...] | None:
-        """What ``cuLaunchKernel`` takes for it: function, grid, block, shared memory, stream, parameters, extra; None where it has attributes."""
+        """What ``cuLaunchKernel`` takes for it: function, grid, block, shared memory, stream, parameters, extra; None where it has attributes.
+
+        For the device's primary context alone, where `queue` works in any.
+        """
         shape = self._launcher.shape
         if shape.cluster_size > 1 or shape.pdl:
             return None
-        return int(self._function), *shape.grid, *shape.block, shape.smem, stream, self._address, 0
+        return self._launcher._in_context, *shape.grid, *shape.block, shape.smem, stream, self._address, 0
 
     def queue(self, stream: int) -> None:
         """The same in a thread that has the launcher's device current, which is not asked again."""

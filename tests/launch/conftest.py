@@ -100,6 +100,9 @@ class FakeDriver:
     def cuLibraryGetKernel(self, library, name):
         return self._done("cuLibraryGetKernel", self.real.CUkernel(1000 + library))
 
+    def cuKernelGetFunction(self, kernel):
+        return self._done("cuKernelGetFunction", self.real.CUfunction(int(kernel) + 1000 * (1 + self.current.device)))
+
     def cuKernelSetAttribute(self, key, value, kernel, index):
         self.attributes[key.name, index] = value
         return self._done("cuKernelSetAttribute")

@@ -3,6 +3,7 @@
     humming         humming-kernels (PyPI), its own choice of schedule for this M; activations quantized beforehand, by it
     marlin_fp16     IST-DASLab/marlin, through a module `marlin_rival` (pack, mul)
     torch_int4      torch's `_weight_int4pack_mm`
+    gemlite         gemlite (PyPI), with the schedule that its authors found for an H100 at the nearest N x K, as tuning takes minutes
 
 A rival is imported where it can be; one that is missing, fails, or computes something else prints one line and is left out. Weights are random
 codes with random scales for each group of 128, in the rival's own form; a result is compared with the float32 product of what the rival's
@@ -11,10 +12,15 @@ operands stand for. What is counted: kernels with the names that a rival gives; 
 
 from __future__ import annotations
 
+import ast
+import concurrent.futures
 import json
+import math
+import multiprocessing
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,12 +40,13 @@ class Rival:
     call: Callable[[], Any]
     kernels: tuple[str, ...]
     expected: Callable[[], Any]
+    farthest: float = FARTHEST
 
     def distance(self) -> float:
         """How far the result lies from the float32 product, relatively. Raises AssertionError where it is another product's."""
         exact = self.expected()
         distance = float((self.call().float() - exact).norm() / exact.norm())
-        assert distance < FARTHEST, f"its result is {distance:.3g} from the product of its own operands"
+        assert distance < self.farthest, f"its result is {distance:.3g} from the product of its own operands"
         return distance
 
 
@@ -163,15 +170,74 @@ def torch_int4(n: int, k: int, group: int) -> Ready:
     return at
 
 
+@dataclass(frozen=True)
+class Gemlite:
+    """gemlite's maker of a rival: bfloat16 activations, or e4m3 with one scale a row.
+
+    With e4m3 it rounds each weight, scaled, to e4m3: its result is allowed what that costs. (With int8 it takes no groups.)
+    """
+
+    is_fp8: bool = False
+
+    def __call__(self, n: int, k: int, group: int) -> Ready:
+        """The rival for these weights."""
+        from gemlite import DType, GemLiteLinear
+        from gemlite.core import GEMLITE_TRITON_MAPPING
+        from gemlite.quant_utils import scale_activations_per_token
+
+        codes, scales, dense = _codes(n, k, group, torch.bfloat16)
+        kinds = {"input_dtype": DType.FP8 if self.is_fp8 else DType.BF16, "output_dtype": DType.BF16}
+        layer = GemLiteLinear(4, group_size=group, in_features=k, out_features=n, scaled_activations=self.is_fp8, **kinds)
+        layer.pack(codes, scales, zeros=8, bias=None)
+
+        def ready(m: int) -> Rival:
+            kind = "GEMV_REVSPLITK" if m == 1 else "GEMM_SPLITK" if m <= 64 else "GEMM"
+            type_id = (DType.FP8 if self.is_fp8 else DType.FP16).value * 100 + 4
+            _nearest_schedule(kind, m, n, k, group, layer.elements_per_sample, type_id)
+            x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+            q, by_row = scale_activations_per_token(x, w_dtype=torch.float8_e4m3fn) if self.is_fp8 else (x, None)
+            tensors, meta = layer.get_tensor_args()[:3], layer.get_meta_args()
+            # what its layer calls once the activations are quantized
+            call = lambda: GEMLITE_TRITON_MAPPING[kind].forward(q, *tensors, by_row, *meta[1:-1], bool(meta[1]), type_id, meta_scale=0.0)  # noqa: E731
+            exact = lambda: (q.float() if by_row is None else q.float() * by_row) @ dense.T  # noqa: E731
+            return Rival(call, ("gemm_", "gemv_"), exact, 0.05 if self.is_fp8 else FARTHEST)
+
+        return ready
+
+
+def _nearest_schedule(kind: str, m: int, n: int, k: int, group: int, packed: int, type_id: int) -> None:
+    """Give gemlite, for a problem that its database lacks, the entry of the nearest one in float16 on an H100."""
+    import gemlite.core
+
+    with open(Path(gemlite.core.__file__).parent / "configs" / "h100.json") as stream:
+        known = {ast.literal_eval(key): value for key, value in json.load(stream)[kind].items()}
+    alike = [key for key in known if key[3:] == (group, packed, 104)]
+    nearest = min(alike, key=lambda key: (abs(math.log(key[0] / m)), abs(math.log(key[1] / n)) + abs(math.log(key[2] / k))))
+    entries = gemlite.core.GEMLITE_TRITON_CONFIG_CACHE.setdefault(kind, {})
+    entries[str((m, n, k, group, packed, type_id))] = known[nearest]
+
+
+def compile_gemlite(job: tuple[bool, int, int, int, int]) -> str:
+    """In a process of its own: run a problem once, which leaves its kernel in Triton's cache on disk; what went wrong, or nothing."""
+    is_fp8, n, k, group, m = job
+    try:
+        Gemlite(is_fp8)(n, k, group)(m).call()
+        torch.cuda.synchronize()
+    except Exception as error:  # said again where it is made
+        return one_line(error)
+    return ""
+
+
 W4A8: dict[str, Maker] = {
     "humming_fp8_1x128": Humming("float8e4m3", 128),
     "humming_fp8_1x128_m_major": Humming("float8e4m3", 128, m_major=True),
     "humming_fp8_row": Humming("float8e4m3"),
     "humming_int8": Humming("int8"),
     "humming_int8_integer_scales": Humming("int8", has_integer_scales=True),
+    "gemlite_fp8_row": Gemlite(is_fp8=True),
 }
 RIVALS: dict[str, dict[str, Maker]] = {
-    "bfloat16": {"humming": Humming("bfloat16"), "marlin_fp16": marlin, "torch_int4": torch_int4},
+    "bfloat16": {"humming": Humming("bfloat16"), "marlin_fp16": marlin, "torch_int4": torch_int4, "gemlite": Gemlite()},
     "float16": {"humming_fp16": Humming("float16"), "marlin_fp16": marlin},
     "float8_e4m3fn": W4A8,
     "int8": W4A8,
@@ -180,16 +246,21 @@ RIVALS: dict[str, dict[str, Maker]] = {
 
 
 def warm(makers: dict[str, Maker], shapes: list[tuple[int, int]], ms: list[int], group: int) -> None:
-    """Compile what humming needs for these problems, on all cores."""
+    """Compile what humming and gemlite need for these problems, on all cores."""
+    specs, faults = [], []
     try:
-        from humming.kernel.humming import HummingKernel
-
         specs = [s for make in makers.values() if isinstance(make, Humming) for n, k in shapes for s in make.specs(n, k, group, ms)]
         if specs:
+            from humming.kernel.humming import HummingKernel
+
             HummingKernel.compile_many([(HummingKernel, spec) for spec in specs])
-            print(f"humming: {len(specs)} kernels compiled", flush=True)
     except Exception as error:  # each of them says so again where it is made
-        print(f"humming: compiling ahead: {one_line(error)}", flush=True)
+        faults.append(f"humming: {one_line(error)}")
+    jobs = [(make.is_fp8, n, k, group, m) for make in makers.values() if isinstance(make, Gemlite) for n, k in shapes for m in ms]
+    if jobs:
+        with concurrent.futures.ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+            faults += [f"gemlite: {fault}" for fault in dict.fromkeys(pool.map(compile_gemlite, jobs)) if fault]
+    print(f"{len(specs)} kernels of humming, {len(jobs)} of gemlite compiled", *faults, sep="\n  ", flush=True)
 
 
 def one_line(error: BaseException) -> str:

@@ -280,12 +280,13 @@ def save(rows: list[dict[str, Any]], out: Path | None) -> None:
     if out is None:
         return
     keep = json.loads(out.read_text()) if out.exists() else []
-    done = {_key(row) for row in rows}
-    out.write_text(json.dumps([r for r in keep if _key(r) not in done] + rows, indent=1) + "\n")
+    done = {key_of(row) for row in rows}
+    out.write_text(json.dumps([r for r in keep if key_of(r) not in done] + rows, indent=1) + "\n")
 
 
-def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(str(row.get(x)) for x in ("bench", "m", "n", "k", "cache")) + (str((row.get("method") or {}).get("flush")),)
+def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What tells a row from others: two with the same key are of the same problem and method."""
+    return tuple(str(row.get(x)) for x in ("bench", "m", "n", "k", "cache", "activation")) + (str((row.get("method") or {}).get("flush")),)
 
 
 if __name__ == "__main__":

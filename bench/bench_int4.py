@@ -1,32 +1,37 @@
-"""`int4_gemm_nt` on one GPU, beside cuBLAS BF16, torch's own int4 and our FP8, and the time in which memory could be read.
+"""`int4_gemm_nt` on one GPU, beside what else multiplies by INT4 weights, cuBLAS and our FP8, and the time in which memory could be read.
 
-    python bench/bench_int4.py --out rows.json                  # chosen plans and rivals, all shapes
-    python bench/bench_int4.py --sweep --out sweep.json         # every candidate plan, ours alone
-    python bench/bench_int4.py --m 1 16 --shape 7168x16384 --activation int8
+    python bench/bench_int4.py --out bench/results/h200.json        # chosen plans and rivals (int4_rivals.py), all shapes: W4A16, W4A8
+    python bench/bench_int4.py --m 4096 --activation int4 bfloat16 float8_e4m3fn int8 --rival cublas our --out bench/results/h200.json
+    python bench/bench_int4.py --sweep --out sweep.json             # every candidate plan, ours alone
+    python bench/bench_int4.py --m 1 16 --shape 7168x16384 --activation int8 --rival humming
 
-A row: bench, m, n, k, activation, format, us (median), plan, floor_us (compulsory bytes at the copy bandwidth measured in the same run),
-rivals {name: us}. Kernel times by CUPTI, L2 flushed by reading 8 GB before each call, calls interleaved, random data.
+A row: bench (int4_gemm_nt:w4a16, :w4a8, :w4a4), m, n, k, activation, format, us, tflops, rivals {name: us}, method, plan, floor_us (compulsory
+bytes at the copy bandwidth measured in the same run), gpu, date, versions, command; in the place of older rows of the same problem. us: the
+median of the runs' medians. Kernel times by CUPTI, L2 flushed by reading 8 GB before each call, calls interleaved, random data; a rival's
+result is compared with the float32 product first. Both kinds of W4A8 stand beside the same rivals. W4A4 has one scale a row and INT32 sums
+as output, as cuBLAS INT8 has.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import importlib.metadata
 import json
 import multiprocessing
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import bench_gemm
 import cupy
-import numpy as np
+import int4_rivals
 import torch
-from measure import Flush, kernel_times
-from torch.profiler import ProfilerActivity, profile
+from measure import Call, Flush
 
 import dgnumba
 from dgnumba import launching
@@ -39,7 +44,8 @@ from dgnumba.kernels.int4_spec import Int4Plan
 
 SHAPES = [(4096, 4096), (8192, 8192), (7168, 16384), (28672, 8192), (4096, 14336)]
 MS = [1, 8, 16, 32, 64, 128, 256]
-ACTIVATIONS = ("bfloat16", "float8_e4m3fn", "int8")
+ACTIVATIONS = ("bfloat16", "int8", "float8_e4m3fn")
+FAMILY = {"bfloat16": "w4a16", "float16": "w4a16", "float8_e4m3fn": "w4a8", "int8": "w4a8", "int4": "w4a4"}
 
 
 def copy_bandwidth() -> tuple[float, float]:
@@ -80,9 +86,10 @@ def activations(m: int, k: int, kind: str) -> Any:
         return cupy.asarray(x.half())
     if kind == "float8_e4m3fn":
         return dgnumba.per_token_cast_to_fp8(cupy.asarray(x))
-    scale = x.abs().amax(dim=1, keepdim=True) / 127
+    scale = x.abs().amax(dim=1, keepdim=True) / (127 if kind == "int8" else 7)
     codes = torch.round(x / scale).to(torch.int8)
-    return dgnumba.QTensor(cupy.asarray(codes).view(cupy.uint8), cupy.asarray(scale), "int8", (1, k))
+    codes = codes if kind == "int8" else codes & 15
+    return dgnumba.QTensor(cupy.asarray(codes).view(cupy.uint8), cupy.asarray(scale), kind, (1, k))
 
 
 def compile_plan(plan: Int4Plan) -> str:
@@ -103,24 +110,6 @@ def warm(plans: list[Int4Plan]) -> None:
     print(f"{len(plans)} plans compiled in {time.time() - begin:.0f} s", flush=True)
 
 
-def in_order(calls: list[Callable[[], Any]], flush: Flush, rounds: int) -> list[float]:
-    """Median microseconds of each call; all launch one kernel of this package, told apart by their order."""
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        for _ in range(rounds):
-            for call in calls:
-                flush()
-                call()
-        torch.cuda.synchronize()
-    events = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA and "int4_gemm" in e.name]
-    events.sort(key=lambda e: e.time_range.start)
-    assert len(events) == rounds * len(calls), (len(events), rounds, len(calls))
-    us = [e.time_range.elapsed_us() for e in events]
-    return [statistics.median(us[i :: len(calls)]) for i in range(len(calls))]
-
-
 def launches(a: Any, w: Any, d: Any, plans: list[Int4Plan], device: Device) -> list[Callable[[], Any]]:
     """Launches of plans on one problem's operands."""
     operands = check_int4_gemm_nt(a, w, d)
@@ -135,131 +124,192 @@ def launches(a: Any, w: Any, d: Any, plans: list[Int4Plan], device: Device) -> l
 
 def problem_of(m: int, n: int, k: int, kind: str, group: int, scale: str) -> Int4Problem:
     """The problem of these operands, before they are made."""
-    return Int4Problem(m, n, k, kind, "int4", "bfloat16", group, scale)
+    if kind == "int4":
+        return Int4Problem(m, n, k, "int8", "int4", "int32", 128, scale, is_whole=True)
+    return Int4Problem(m, n, k, kind, "int4", "float16" if kind == "float16" else "bfloat16", group, scale)
 
 
-def torch_int4(q: Any, m: int, n: int, k: int, group: int) -> tuple[Callable[[], Any], tuple[str, ...]] | None:
-    """torch's `_weight_int4pack_mm`, on random weights of the same size."""
-    try:
-        x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-        packed = torch._convert_weight_to_int4pack(torch.randint(0, 255, (n, k // 2), dtype=torch.uint8, device="cuda"), 8)
-        scales = torch.randn(k // group, n, 2, device="cuda", dtype=torch.bfloat16)
-        torch._weight_int4pack_mm(x, packed, group, scales)
-        torch.cuda.synchronize()
-    except (RuntimeError, AttributeError) as error:
-        print(f"torch int4: {str(error).splitlines()[0]}")
-        return None
-    return (lambda: torch._weight_int4pack_mm(x, packed, group, scales)), ("tinygemm",)
+def plans_of(problem: Int4Problem, device: Device, is_sweep: bool) -> list[Int4Plan]:
+    """The chosen plan, first; in a sweep every candidate of its kernel."""
+    chosen = choose_int4(problem, device).plan
+    others = int4_kernel_named(chosen.kernel).candidates(problem, device) if is_sweep else ()
+    return [chosen, *(plan for plan in others if plan != chosen)]
 
 
-def humming(m: int, n: int, k: int, group: int) -> tuple[Callable[[], Any], tuple[str, ...]] | None:
-    """humming-kernels' W4A16, where it can be imported and made to run; measured only."""
-    try:
-        from humming.layer import HummingLayer
+class Ours:
+    """Our weights of one N x K, prepared for each kind of activations."""
 
-        config = {"dtype": "int4", "group_size": group}
-        layer = HummingLayer(shape_n=n, shape_k=k, weight_config=config, torch_dtype=torch.bfloat16).cuda()
-        layer.load_from_unquantized(torch.randn((n, k), dtype=torch.bfloat16, device="cuda"))
-        layer.transform()
-        x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-        layer(x)
-        torch.cuda.synchronize()
-    except Exception as error:  # a rival that does not run is none
-        print(f"humming: {type(error).__name__}: {str(error).splitlines()[:1]}")
-        return None
-    return (lambda: layer(x)), ("humming",)
+    def __init__(self, n: int, k: int, kinds: list[str], args: Any, device: Device) -> None:
+        self.n, self.k, self.args, self.device = n, k, args, device
+        self.weights = {kind: dgnumba.prepare_int4_weights(random_weights(n, k, k if kind == "int4" else args.group, args.scale),
+                                                           "int8" if kind == "int4" else kind) for kind in kinds}  # fmt: skip
+
+    def calls(self, m: int, kind: str) -> tuple[Int4Problem, dict[Int4Plan, Call]]:
+        """The problem, and a launch of each plan; the first is the chosen one."""
+        problem = problem_of(m, self.n, self.k, kind, self.args.group, self.args.scale)
+        d = cupy.empty((m, self.n), {"int32": cupy.int32, "float16": cupy.float16}.get(problem.d_dtype.name, cupy.uint16))
+        plans = plans_of(problem, self.device, self.args.sweep)
+        made = launches(activations(m, self.k, kind), self.weights[kind], d, plans, self.device)
+        return problem, {plan: (call, ("int4_gemm",)) for plan, call in zip(plans, made)}
 
 
-def rivals(q: Any, m: int, n: int, k: int, group: int) -> dict[str, tuple[Callable[[], Any], tuple[str, ...]]]:
-    """What else multiplies these extents."""
+def yardsticks(m: int, n: int, k: int, kinds: list[str], wanted: list[str]) -> dict[str, Call]:
+    """cuBLAS in BF16, and beside INT4 activations in INT8; our FP8."""
     x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
     y = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
-    out: dict[str, Any] = {"cublas_bf16": (lambda: x @ y.T, ("nvjet", "gemm", "splitK", "gemv", "cutlass"))}
+    out: dict[str, Call] = {"cublas_bf16": (lambda: x @ y.T, ("",))}
     a, b = dgnumba.per_token_cast_to_fp8(cupy.asarray(x.float())), dgnumba.per_block_cast_to_fp8(cupy.asarray(y.float()))
     d = cupy.empty((m, n), cupy.uint16)
-    out["our_fp8"] = (lambda: dgnumba.fp8_gemm_nt(a, b, d), ("fp8_gemm",))
-    if (found := humming(m, n, k, group)) is not None:
-        out["humming"] = found
-    if m <= 64 and (found := torch_int4(q, m, n, k, group)) is not None:
-        out["torch_int4"] = found
-    return out
+    out["our_fp8"] = (lambda: dgnumba.fp8_gemm_nt(a, b, d), ("fp8_gem",))
+    if "int4" in kinds:
+        x8, y8 = (torch.randint(-8, 8, (rows, k), dtype=torch.int8, device="cuda") for rows in (m, n))
+        out["cublas_int8"] = (lambda: torch._int_mm(x8, y8.T), ("",))
+    return {name: call for name, call in out.items() if is_wanted(name, wanted)}
 
 
-def measure(shape: tuple[int, int, int], kind: str, args: Any, flush: Flush, bandwidth: float, device: Device) -> list[dict[str, Any]]:
-    """The rows of one problem: one, or one a plan."""
-    m, n, k = shape
-    q = random_weights(n, k, args.group, args.scale)
-    w = dgnumba.prepare_int4_weights(q, kind)
-    a, d = activations(m, k, kind), cupy.empty((m, n), cupy.uint16)
-    problem = problem_of(m, n, k, kind, args.group, args.scale)
-    choice = choose_int4(problem, device)
-    plans = int4_kernel_named(choice.plan.kernel).candidates(problem, device) if args.sweep else [choice.plan]
-    us = in_order(launches(a, w, d, plans, device), flush, args.rounds)
-    others = {} if args.sweep or args.no_rivals else kernel_times(rivals(q, m, n, k, args.group), flush, args.rounds)
+def is_wanted(name: str, wanted: list[str]) -> bool:
+    """Whether a rival's name contains one of the words; without words, all are wanted."""
+    return not wanted or any(word in name for word in wanted)
+
+
+def rows_of(ours: Ours, ready: dict[str, int4_rivals.Ready], m: int, kinds: list[str], flush: Flush, notes: Notes) -> list[dict[str, Any]]:
+    """The rows of one M x N x K: one for each kind of activations, or for each of its plans; all calls take turns in one run."""
+    n, k, args = ours.n, ours.k, ours.args
+    mine = {kind: ours.calls(m, kind) for kind in kinds}
+    calls: dict[str, Call] = {f"{kind} {i}": call for kind, (_, by_plan) in mine.items() for i, call in enumerate(by_plan.values())}
+    if not args.sweep and not args.no_rivals:
+        calls |= int4_rivals.at(ready, m, notes.distances) | yardsticks(m, n, k, kinds, args.rival)
+    runs = [int4_rivals.in_turns(calls, flush, args.rounds, notes.seen) for _ in range(1 if args.sweep else args.runs)]
+    us = {name: round(statistics.median(run[name] for run in runs), 3) for name in runs[0] if all(name in run for run in runs)}
     rows = []
-    for plan, time_us in zip(plans, us):
-        rows.append({
-            "bench": "int4_gemm_nt", "m": m, "n": n, "k": k, "activation": kind, "format": f"int4_g{args.group} {args.scale}", "us": time_us,
-            "plan": plan.name, "chosen": plan == choice.plan, "floor_us": problem.bytes / bandwidth, "rivals": others,
-            "estimate": int4_kernel_named(plan.kernel).estimate(plan, problem, device),
-            "choices": [plan.block_m, plan.block_n, plan.records, plan.split, plan.num_stages],
-        })  # fmt: skip
-    best = min(rows, key=lambda r: r["us"])
-    mine = next(r for r in rows if r["chosen"])
-    beside = ", ".join(f"{name} {other:.1f}" for name, other in others.items())
-    print(f"{kind:14s} {m:4d}x{n}x{k}: chosen {mine['us']:6.1f} us {mine['plan'].split(' b')[0].split(' f')[0].split(' i')[0]:26s}"
-          + (f" best {best['us']:6.1f} us {best['plan'].split(' b')[0].split(' f')[0].split(' i')[0]:26s}" if args.sweep else "")
-          + f" floor {mine['floor_us']:5.1f}  {beside}", flush=True)  # fmt: skip
+    for kind, (problem, by_plan) in mine.items():
+        beside = (*int4_rivals.RIVALS.get(kind, ()), "cublas_bf16", "our_fp8", *(("cublas_int8",) if kind == "int4" else ()))
+        for i, plan in enumerate(by_plan):
+            time_us = us[f"{kind} {i}"]
+            rows.append({
+                "bench": f"int4_gemm_nt:{FAMILY[kind]}", "m": m, "n": n, "k": k, "activation": kind,
+                "format": f"int4_g{k if kind == 'int4' else args.group} {args.scale}", "us": time_us,
+                "tflops": round(2e-6 * m * n * k / time_us, 1), "rivals": {name: us[name] for name in beside if name in us},
+                "method": {"flush": flush.kind, "timer": "cupti", "runs": args.runs, "rounds": args.rounds, "interleaved": True, "data": "random"},
+                "plan": plan.name, "chosen": i == 0, "floor_us": round(problem.bytes / notes.copied, 3),
+                "estimate": int4_kernel_named(plan.kernel).estimate(plan, problem, ours.device),
+                "choices": [plan.block_m, plan.block_n, plan.records, plan.split, plan.num_stages],
+            })  # fmt: skip
+        show(rows[-len(by_plan) :])
     return rows
+
+
+class Notes:
+    """What a run learns beside times: bandwidths, the rivals' distances from the right product, the kernels that were counted."""
+
+    def __init__(self) -> None:
+        self.copied, self.read = copy_bandwidth()
+        self.distances: dict[str, float] = {}
+        self.seen: dict[str, dict[str, bool]] = {}
+        print(f"copy {self.copied * 1e-6:.2f} TB/s (bytes read and written), read {self.read * 1e-6:.2f} TB/s", flush=True)
+
+    def show(self) -> None:
+        """Print what was counted."""
+        for name, kernels in self.seen.items():
+            if name.split()[0] not in FAMILY:
+                told = [f"{'' if counts else 'not '}counted {kernel[:50]}" for kernel, counts in kernels.items()]
+                print(f"{name}: distance {self.distances.get(name, 0.0):.2g}, {'; '.join(dict.fromkeys(told))}")
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """One line for one problem: the chosen plan, the best one, the rivals."""
+    mine, best = rows[0], min(rows, key=lambda r: r["us"])
+    short = lambda row: row["plan"].split(" b")[0].split(" f")[0].split(" i")[0]  # noqa: E731
+    beside = ", ".join(f"{name} {other:.1f} ({other / mine['us']:.2f})" for name, other in mine["rivals"].items())
+    print(f"{mine['activation']:14s} {mine['m']:4d}x{mine['n']}x{mine['k']}: chosen {mine['us']:6.1f} us {short(mine):26s}"
+          + (f" best {best['us']:6.1f} us {short(best):26s}" if len(rows) > 1 else "") + f" floor {mine['floor_us']:5.1f}  {beside}",
+          flush=True)  # fmt: skip
+
+
+def store(rows: list[dict[str, Any]], out: Path | None, args: Any, env: dict[str, Any], notes: Notes) -> None:
+    """Write what there is: a sweep as it is, other rows in the place of older ones; FP8 last, as one row of W4A8 is read where two are."""
+    bandwidths = {"copy_bytes_per_us": notes.copied, "read_bytes_per_us": notes.read}
+    if out is None:
+        return
+    if args.sweep:
+        out.write_text(json.dumps({"about": env | bandwidths, "rows": rows}))
+        return
+    ours = {"chosen", "estimate", "choices"}
+    new = [{key: value for key, value in row.items() if key not in ours} | env for row in rows]
+    done = {bench_gemm.key_of(row) for row in new}
+    kept = json.loads(out.read_text()) if out.exists() else []
+    fp8 = [row for row in kept if row.get("activation") == "float8_e4m3fn" and bench_gemm.key_of(row) not in done]
+    bench_gemm.save(sorted(new, key=lambda row: row["activation"] == "float8_e4m3fn") + fp8, out)
+
+
+def parsed() -> Any:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--no-rivals", action="store_true")
+    parser.add_argument("--rival", nargs="*", default=[], help="only rivals whose names contain one of these")
+    parser.add_argument("--runs", type=int, default=3, help="a sweep has one")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--group", type=int, default=128)
+    parser.add_argument("--scale", default="float16")
+    parser.add_argument("--activation", nargs="*", choices=list(FAMILY), default=list(ACTIVATIONS))
+    parser.add_argument("--m", nargs="*", type=int, default=MS)
+    parser.add_argument("--shape", nargs="*", default=[f"{n}x{k}" for n, k in SHAPES])
+    return parser.parse_args()
+
+
+def environment(makers: dict[str, int4_rivals.Maker]) -> dict[str, Any]:
+    """What every row says of where it was measured."""
+    env = bench_gemm.environment("python bench/bench_int4.py " + " ".join(sys.argv[1:]))
+    for name in ("humming-kernels", "gemlite", "triton") if makers else ():
+        try:
+            env["versions"][name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return env
 
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out")
-    parser.add_argument("--sweep", action="store_true")
-    parser.add_argument("--no-rivals", action="store_true")
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--group", type=int, default=128)
-    parser.add_argument("--scale", default="float16")
-    parser.add_argument("--activation", nargs="*", default=list(ACTIVATIONS))
-    parser.add_argument("--m", nargs="*", type=int, default=MS)
-    parser.add_argument("--shape", nargs="*", default=[f"{n}x{k}" for n, k in SHAPES])
-    args = parser.parse_args()
-    device = Device.current()
-    copied, read = copy_bandwidth()
-    print(f"copy {copied * 1e-6:.2f} TB/s (bytes read and written), read {read * 1e-6:.2f} TB/s", flush=True)
-    shapes = [(m, *map(int, s.split("x"))) for s in args.shape for m in args.m]
-    wanted: dict[Int4Plan, None] = {}
-    for m, n, k in shapes:
-        for kind in args.activation:
-            problem = problem_of(m, n, k, kind, args.group, args.scale)
-            choice = choose_int4(problem, device)
-            every = int4_kernel_named(choice.plan.kernel).candidates(problem, device) if args.sweep else [choice.plan]
-            wanted.update(dict.fromkeys(every))
-    warm(list(wanted))
-    flush, rows = Flush("read"), []
-    versions = {"dgnumba": dgnumba.__version__, "python": sys.version.split()[0], "torch": torch.__version__, "numpy": np.__version__}
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=False
-    )
-    about = {"gpu": device.name, "versions": versions | {"driver": driver.stdout.strip()}, "copy_bytes_per_us": copied, "read_bytes_per_us": read,
-             "method": {"timer": "CUPTI", "flush": "read", "rounds": args.rounds}, "command": " ".join(sys.argv)}  # fmt: skip
-    for kind in args.activation:
-        for shape in shapes:
-            rows += measure(shape, kind, args, flush, copied, device)
-            if args.out:
-                with open(args.out, "w") as stream:
-                    json.dump({"about": about, "rows": rows}, stream)
-    geometric(rows)
+    args = parsed()
+    torch.manual_seed(0)
+    device, began = Device.current(), time.time()
+    shapes = [(int(n), int(k)) for n, k in (s.split("x") for s in args.shape)]
+    has_rivals = not args.sweep and not args.no_rivals
+    makers = {name: make for kind in args.activation for name, make in int4_rivals.RIVALS.get(kind, {}).items()
+              if has_rivals and is_wanted(name, args.rival)}  # fmt: skip
+    problems = [problem_of(m, n, k, kind, args.group, args.scale) for n, k in shapes for m in args.m for kind in args.activation]
+    warm(list(dict.fromkeys(plan for problem in problems for plan in plans_of(problem, device, args.sweep))))
+    if has_rivals and is_wanted("our_fp8", args.rival):
+        bench_gemm.warm([(m, n, k) for n, k in shapes for m in args.m])
+    int4_rivals.warm(makers, shapes, args.m, args.group)
+    print(f"ready after {time.time() - began:.0f} s", flush=True)
+    flush, notes, env, rows = Flush("read"), Notes(), environment(makers), []
+    for n, k in shapes:
+        ours, ready = Ours(n, k, args.activation, args, device), int4_rivals.ready(makers, n, k, args.group)
+        for m in args.m:
+            rows += rows_of(ours, ready, m, args.activation, flush, notes)
+            store(rows, args.out, args, env, notes)
+        del ours, ready
+        torch.cuda.empty_cache()
+    notes.show()
+    compare(rows)
+    print(f"{time.time() - began:.0f} s in all")
 
 
-def geometric(rows: list[dict[str, Any]]) -> None:
-    """Ratios to each rival over all rows."""
+def compare(rows: list[dict[str, Any]]) -> None:
+    """Ratios to each rival and to the best that takes INT4 weights, over all rows of a kind."""
     chosen = [r for r in rows if r["chosen"]]
-    for name in sorted({n for r in chosen for n in r["rivals"]}):
-        ratios = [r["rivals"][name] / r["us"] for r in chosen if name in r["rivals"]]
-        print(f"{name}: {statistics.geometric_mean(ratios):.3f} of its time, in the geometric mean of {len(ratios)}")
+    for kind in dict.fromkeys(r["activation"] for r in chosen):
+        mine = [r for r in chosen if r["activation"] == kind]
+        ratios = {name: [r["rivals"][name] / r["us"] for r in mine if name in r["rivals"]] for r in mine for name in r["rivals"]}
+        peers = int4_rivals.RIVALS.get(kind, {})
+        best = [min(times) / r["us"] for r in mine if (times := [us for name, us in r["rivals"].items() if name in peers])]
+        for name, all_of in (ratios | ({"the best with INT4 weights": best} if best else {})).items():
+            print(
+                f"{kind}: {name}: {statistics.geometric_mean(all_of):.3f} in the geometric mean of {len(all_of)}, least {min(all_of):.3f}"
+            )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,340 @@
+"""What else multiplies by weights of 4 bits: each rival made ready for a problem, checked, and timed in turns with our calls.
+
+    humming         humming-kernels (PyPI), its own choice of schedule for this M; activations quantized beforehand, by it
+    marlin_fp16     IST-DASLab/marlin, through a module `marlin_rival` (pack, mul)
+    torch_int4      torch's `_weight_int4pack_mm`
+    gemlite         gemlite (PyPI), with the schedule that its authors found for an H100 at the nearest N x K, as tuning takes minutes
+
+A rival is imported where it can be; one that is missing, fails, or computes something else prints one line and is left out. Weights are random
+codes with random scales for each group of 128, in the rival's own form; a result is compared with the float32 product of what the rival's
+operands stand for. What is counted: kernels with the names that a rival gives; its quantization of activations is none of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import concurrent.futures
+import json
+import math
+import multiprocessing
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import Call, Flush
+from torch.profiler import ProfilerActivity, profile
+
+FARTHEST = 0.02
+"""Relative distance (of Frobenius norms) from the float32 product at which a result is another product's."""
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A rival's product, ready: `call` returns ``[M, N]``; kernels with one of `kernels` in their names count ("": all but copies and fills);
+    `expected` gives the product in float32.
+    """
+
+    call: Callable[[], Any]
+    kernels: tuple[str, ...]
+    expected: Callable[[], Any]
+    farthest: float = FARTHEST
+
+    def distance(self) -> float:
+        """How far the result lies from the float32 product, relatively. Raises AssertionError where it is another product's."""
+        exact = self.expected()
+        distance = float((self.call().float() - exact).norm() / exact.norm())
+        assert distance < self.farthest, f"its result is {distance:.3g} from the product of its own operands"
+        return distance
+
+
+Ready = Callable[[int], Rival]
+"""From M to the rival."""
+
+Maker = Callable[[int, int, int], Ready]
+"""From N, K and the group to the rival with its weights."""
+
+
+def _codes(n: int, k: int, group: int, dtype: torch.dtype) -> tuple[Any, Any, Any]:
+    """Random codes 0 to 15 ``[N, K]``, scales ``[N, K/group]``, and the weights that they stand for, ``(code - 8) * scale``."""
+    codes = torch.randint(0, 16, (n, k), dtype=torch.uint8, device="cuda")
+    scales = (torch.rand(n, k // group, device="cuda") * 0.02 + 0.01).to(dtype)
+    return codes, scales, (codes.float() - 8).view(n, -1, group).mul_(scales.float()[..., None]).view(n, k)
+
+
+@dataclass(frozen=True)
+class Humming:
+    """humming-kernels' maker of a rival with activations of `kind`: bfloat16, float16, float8e4m3 or int8.
+
+    input_group: columns that share a scale of the activations; 0: one scale a row. m_major: those scales with M innermost, which its kernel
+    takes by TMA. has_integer_scales: the groups' scales as integers, so that INT8 products stay integers.
+    """
+
+    kind: str
+    input_group: int = 0
+    m_major: bool = False
+    has_integer_scales: bool = False
+
+    @property
+    def dtype(self) -> Any:
+        """Of output, scales and what is quantized."""
+        return torch.float16 if self.kind == "float16" else torch.bfloat16
+
+    @property
+    def compute(self) -> dict[str, Any]:
+        """humming's `compute_config`."""
+        return {"use_m_major_input_scale": True} if self.m_major else {}
+
+    def schedule(self, config: Any, m: int) -> dict[str, Any]:
+        """humming's own choice for this M, as a layer without `tuning_config` makes it; given by itself, only it is compiled."""
+        from humming.tune import get_heuristics_config
+
+        return dict(get_heuristics_config(config, shape_m=m, use_m_major_input_scale=self.m_major))
+
+    def specs(self, n: int, k: int, group: int, ms: list[int]) -> list[dict[str, Any]]:
+        """What humming compiles for these problems."""
+        from humming.schema import HummingInputSchema, HummingWeightSchema
+        from humming.transform import prepare_layer_config
+
+        weights = HummingWeightSchema(b_dtype="int4", weight_scale_group_size=group, weight_scale_group_size_n=int(self.has_integer_scales))
+        inputs = HummingInputSchema(a_dtype=self.kind, input_scale_group_size=self.input_group)
+        config = prepare_layer_config(n, k, weights, inputs, torch_dtype=self.dtype)
+        out: list[dict[str, Any]] = []
+        for m in ms:
+            spec = json.loads(config.to_str()) | self.compute | json.loads(json.dumps(self.schedule(config, m)))
+            spec.pop("num_sms", None)
+            if spec not in out:
+                out.append(spec)
+        return out
+
+    def __call__(self, n: int, k: int, group: int) -> Ready:
+        """The rival for these weights."""
+        from humming.forward import may_process_input
+        from humming.layer import HummingLayer
+
+        weights = {"dtype": "int4", "group_size": group} | ({"group_size_n": 1} if self.has_integer_scales else {})
+        inputs = {"dtype": self.kind} | ({"group_size": self.input_group} if self.input_group else {})
+        layer = HummingLayer(shape_n=n, shape_k=k, weight_config=weights, input_config=inputs, torch_dtype=self.dtype).cuda()
+        raw = {"weight": torch.randint(-(1 << 31), 1 << 31, (n, k // 8), dtype=torch.int32, device="cuda")}
+        raw["weight_scale"] = (torch.rand(n, k // group, device="cuda") * 0.02 + 0.01).to(self.dtype)
+        layer.load_from_tensors(raw)
+        dense = layer.weight_schema.dequant_tensors(raw).float()
+        layer.transform()
+
+        def ready(m: int) -> Rival:
+            x = torch.randn(m, k, device="cuda", dtype=self.dtype)
+            q, by_group, by_row = may_process_input(layer.humming_config, x, m_major_scale=self.m_major)
+            scale = by_row if by_group is None else by_group
+            options = {"compute_config": json.dumps(self.compute), "tuning_config": json.dumps(self.schedule(layer.humming_config, m))}
+
+            def expected() -> Any:
+                if scale is None:
+                    return x.float() @ dense.T
+                rows = scale.T[:m] if self.m_major else scale.view(m, -1)
+                return (q.float().view(m, rows.shape[1], -1) * rows[..., None]).view(m, k) @ dense.T
+
+            return Rival(lambda: layer(q, input_scale=scale, **options), ("humming",), expected)
+
+        return ready
+
+
+def marlin(n: int, k: int, group: int) -> Ready:
+    """The original Marlin: float16 activations, groups of 128."""
+    import marlin_rival
+
+    assert group == 128, f"it has groups of 128, not of {group}"
+    codes, scales, dense = _codes(n, k, group, torch.float16)
+    packed, s = marlin_rival.pack(codes, scales)
+    locks = torch.zeros(n // 128 * 16, dtype=torch.int32, device="cuda")
+
+    def at(m: int) -> Rival:
+        x, out = torch.randn(m, k, device="cuda", dtype=torch.float16), torch.empty(m, n, device="cuda", dtype=torch.float16)
+        return Rival(lambda: marlin_rival.mul(x, packed, out, s, locks), ("Marlin",), lambda: x.float() @ dense.T)
+
+    return at
+
+
+def torch_int4(n: int, k: int, group: int) -> Ready:
+    """torch's tinygemm, with eight k tiles inside, the most that it has."""
+    codes, scales, dense = _codes(n, k, group, torch.bfloat16)
+    packed = torch._convert_weight_to_int4pack(codes[:, ::2] << 4 | codes[:, 1::2], 8)
+    scales_and_zeros = torch.stack((scales, torch.zeros_like(scales)), dim=-1).transpose(0, 1).contiguous()
+
+    def at(m: int) -> Rival:
+        x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+        call = lambda: torch._weight_int4pack_mm(x, packed, group, scales_and_zeros)  # noqa: E731
+        return Rival(call, ("tinygemm",), lambda: x.float() @ dense.T)
+
+    return at
+
+
+@dataclass(frozen=True)
+class Gemlite:
+    """gemlite's maker of a rival: bfloat16 activations, or e4m3 with one scale a row.
+
+    With e4m3 it rounds each weight, scaled, to e4m3: its result is allowed what that costs. (With int8 it takes no groups.)
+    """
+
+    is_fp8: bool = False
+
+    def __call__(self, n: int, k: int, group: int) -> Ready:
+        """The rival for these weights."""
+        from gemlite import DType, GemLiteLinear
+        from gemlite.core import GEMLITE_TRITON_MAPPING
+        from gemlite.quant_utils import scale_activations_per_token
+
+        codes, scales, dense = _codes(n, k, group, torch.bfloat16)
+        kinds = {"input_dtype": DType.FP8 if self.is_fp8 else DType.BF16, "output_dtype": DType.BF16}
+        layer = GemLiteLinear(4, group_size=group, in_features=k, out_features=n, scaled_activations=self.is_fp8, **kinds)
+        layer.pack(codes, scales, zeros=8, bias=None)
+
+        def ready(m: int) -> Rival:
+            kind = "GEMV_REVSPLITK" if m == 1 else "GEMM_SPLITK" if m <= 64 else "GEMM"
+            type_id = (DType.FP8 if self.is_fp8 else DType.FP16).value * 100 + 4
+            _nearest_schedule(kind, m, n, k, group, layer.elements_per_sample, type_id)
+            x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+            q, by_row = scale_activations_per_token(x, w_dtype=torch.float8_e4m3fn) if self.is_fp8 else (x, None)
+            tensors, meta = layer.get_tensor_args()[:3], layer.get_meta_args()
+            # what its layer calls once the activations are quantized
+            call = lambda: GEMLITE_TRITON_MAPPING[kind].forward(q, *tensors, by_row, *meta[1:-1], bool(meta[1]), type_id, meta_scale=0.0)  # noqa: E731
+            exact = lambda: (q.float() if by_row is None else q.float() * by_row) @ dense.T  # noqa: E731
+            return Rival(call, ("gemm_", "gemv_"), exact, 0.05 if self.is_fp8 else FARTHEST)
+
+        return ready
+
+
+def _nearest_schedule(kind: str, m: int, n: int, k: int, group: int, packed: int, type_id: int) -> None:
+    """Give gemlite, for a problem that its database lacks, the entry of the nearest one in float16 on an H100."""
+    import gemlite.core
+
+    with open(Path(gemlite.core.__file__).parent / "configs" / "h100.json") as stream:
+        known = {ast.literal_eval(key): value for key, value in json.load(stream)[kind].items()}
+    alike = [key for key in known if key[3:] == (group, packed, 104)]
+    nearest = min(alike, key=lambda key: (abs(math.log(key[0] / m)), abs(math.log(key[1] / n)) + abs(math.log(key[2] / k))))
+    entries = gemlite.core.GEMLITE_TRITON_CONFIG_CACHE.setdefault(kind, {})
+    entries[str((m, n, k, group, packed, type_id))] = known[nearest]
+
+
+def compile_gemlite(job: tuple[bool, int, int, int, int]) -> str:
+    """In a process of its own: run a problem once, which leaves its kernel in Triton's cache on disk; what went wrong, or nothing."""
+    is_fp8, n, k, group, m = job
+    try:
+        Gemlite(is_fp8)(n, k, group)(m).call()
+        torch.cuda.synchronize()
+    except Exception as error:  # said again where it is made
+        return one_line(error)
+    return ""
+
+
+W4A8: dict[str, Maker] = {
+    "humming_fp8_1x128": Humming("float8e4m3", 128),
+    "humming_fp8_1x128_m_major": Humming("float8e4m3", 128, m_major=True),
+    "humming_fp8_row": Humming("float8e4m3"),
+    "humming_int8": Humming("int8"),
+    "humming_int8_integer_scales": Humming("int8", has_integer_scales=True),
+    "gemlite_fp8_row": Gemlite(is_fp8=True),
+}
+RIVALS: dict[str, dict[str, Maker]] = {
+    "bfloat16": {"humming": Humming("bfloat16"), "marlin_fp16": marlin, "torch_int4": torch_int4, "gemlite": Gemlite()},
+    "float16": {"humming_fp16": Humming("float16"), "marlin_fp16": marlin},
+    "float8_e4m3fn": W4A8,
+    "int8": W4A8,
+}
+"""By the activations of our call. Rivals with 8 bits stand beside both of ours: the best of them counts."""
+
+
+def warm(makers: dict[str, Maker], shapes: list[tuple[int, int]], ms: list[int], group: int) -> None:
+    """Compile what humming and gemlite need for these problems, on all cores."""
+    specs, faults = [], []
+    try:
+        specs = [s for make in makers.values() if isinstance(make, Humming) for n, k in shapes for s in make.specs(n, k, group, ms)]
+        if specs:
+            from humming.kernel.humming import HummingKernel
+
+            HummingKernel.compile_many([(HummingKernel, spec) for spec in specs])
+    except Exception as error:  # each of them says so again where it is made
+        faults.append(f"humming: {one_line(error)}")
+    jobs = [(make.is_fp8, n, k, group, m) for make in makers.values() if isinstance(make, Gemlite) for n, k in shapes for m in ms]
+    if jobs:
+        with concurrent.futures.ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+            faults += [f"gemlite: {fault}" for fault in dict.fromkeys(pool.map(compile_gemlite, jobs)) if fault]
+    print(f"{len(specs)} kernels of humming, {len(jobs)} of gemlite compiled", *faults, sep="\n  ", flush=True)
+
+
+def one_line(error: BaseException) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def ready(makers: dict[str, Maker], n: int, k: int, group: int) -> dict[str, Ready]:
+    """The rivals that can be made for these weights."""
+    out = {}
+    for name, make in makers.items():
+        try:
+            out[name] = make(n, k, group)
+        except Exception as error:  # a rival that does not run is none
+            print(f"{name}: {n}x{k}: {one_line(error)}", flush=True)
+    return out
+
+
+def at(ready: dict[str, Ready], m: int, distances: dict[str, float]) -> dict[str, Call]:
+    """The calls of the rivals that give the right product for this M; `distances` keeps the largest of each."""
+    out: dict[str, Call] = {}
+    for name, make in ready.items():
+        try:
+            rival = make(m)
+            distances[name] = max(distances.get(name, 0.0), rival.distance())
+            out[name] = (rival.call, rival.kernels)
+        except Exception as error:  # a rival that does not run is none
+            print(f"{name}: M = {m}: {one_line(error)}", flush=True)
+    return out
+
+
+def _is_flush(name: str) -> bool:
+    """Whether a kernel is one of torch's reductions; cuBLAS has a splitKreduce_kernel."""
+    return "native" in name and "reduce_kernel" in name
+
+
+def in_turns(calls: dict[str, Call], flush: Flush, rounds: int, seen: dict[str, dict[str, bool]] | None = None) -> dict[str, float]:
+    """Median microseconds of each call, the calls taking turns; a kernel belongs to the call that follows the flush before it.
+
+    `flush` must read (a reduction), and no call may begin or end with a reduction of torch's. `seen` is given the names of each call's
+    kernels, and whether they count.
+    """
+    assert flush.kind == "read", f"flush: expected read, got {flush.kind}"
+    for call, _ in calls.values():
+        call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(rounds):
+            for call, _ in calls.values():
+                flush()
+                call()
+        torch.cuda.synchronize()
+    events = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    events = sorted((e for e in events if not e.name.startswith(("Memset", "Memcpy"))), key=lambda e: e.time_range.start)
+    runs: list[list[Any]] = []
+    was_flush = False
+    for event in events:
+        is_flush = _is_flush(event.name)
+        if is_flush and not was_flush:
+            runs.append([])
+        elif runs and not is_flush:
+            runs[-1].append(event)
+        was_flush = is_flush
+    assert len(runs) == rounds * len(calls), f"{len(runs)} calls found between flushes, expected {rounds} rounds of {len(calls)}"
+    out = {}
+    for i, (name, (_, kernels)) in enumerate(calls.items()):
+        times = []
+        for run in runs[i :: len(calls)]:
+            counted = [e for e in run if any(part in e.name for part in kernels)]
+            times.append(sum(e.time_range.elapsed_us() for e in counted))
+            if seen is not None:
+                seen.setdefault(name, {}).update({e.name[:80]: e in counted for e in run})
+        if min(times) > 0:
+            out[name] = statistics.median(times)
+        else:
+            print(f"{name}: no kernel named {kernels} ran", flush=True)
+    return out

@@ -1,74 +1,165 @@
-"""What a plan of `sm90_int4_gemm` should cost: a launch, then memory, L2, the tensor cores or the unpacking, whichever is slowest.
+"""What a plan of `sm90_int4_gemm` should cost, in microseconds: a model of its pipes whose constants were fitted to measurements. Pure, no GPU.
 
-The constants are counted from the instructions, and taken from the FP8 kernels where they are the GPU's; `bench/fit_int4.py` fits them to a sweep.
+    total = launch + || multiprocessor, port, memory || + rounds * (tile + store) + the meeting of a split
+
+``|| ... ||`` is a norm: the largest, and a little more where two are level. For a record, 64 rows of weights by 128 of K, of each warpgroup
+
+    multiprocessor  || alone, tensor, issue ||, as warpgroups share the tensor cores and the schedulers, but not their waiting:
+        alone       of one warpgroup: products, their way through the pipe, and the unpacking that they do not hide. The first record of a
+                    stage hides behind nothing, so that stages of several records take less
+        tensor      products of all warpgroups
+        issue       unpacking, promotion and a stage's barriers of all warpgroups, in the slots of the schedulers
+    port            bytes of weights and tokens into one multiprocessor
+    memory          bytes that must move at least once
+
+Every quantity comes from the plan, the problem and the `Device`; no measured shape is looked up. `bench/fit_int4.py` fits `Int4Constants` to
+bench/results/tune_int4_h200.json with this very code.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..device import Device
 from ..int4_problem import Int4Problem
 from .int4_spec import Int4Plan
+
+Array = Any
+"""Of NumPy: a number, or an array with one element a plan."""
+
+ORDERS = ("bits16", "table", "bytes")
+"""How codes lie and become operands: of 16 bits, e4m3, int8."""
 
 
 @dataclass(frozen=True)
 class Int4Constants:
     """What the model does not know from the hardware's data sheet.
 
-    clock          GHz     of the multiprocessors
-    launch         us      from launch to the first products, and from the last store to the kernel's end
-    split          us      the meeting of a split's CTAs; with `split_token` us more for each token of the tile
-    tile           us      a tile's begin and end; with `store_token` us more for each token of the tile
-    wgmma_floor    cycles  a wgmma of few tokens at least
-    unpack_wide    cycles  in which a multiprocessor unpacks a record for 16-bit activations, all schedulers busy
-    unpack_table   cycles  the same for e4m3
-    unpack_bytes   cycles  the same for int8
-    promotion      cycles  for each accumulator register of a record
-    alone          cycles  a record that nothing else hides: barrier, issue, drain; over the root of the records of a stage
-    load_rate      B/ns    into one multiprocessor
-    l2_rate        B/ns    from L2 into all of them
-    memory_share   share   of the data sheet's bandwidth that is reached
-    norm           -       exponent of the norm in which the four meet
+    clock            GHz         of the multiprocessors
+    launch           us          from launch to the first products, and from the last store to the kernel's end
+    split            us          the two meetings of a split's CTAs
+    exchange         B/ns        at which one CTA writes its partial sums and reads its share of all
+    tile             us          a tile's begin and end
+    store            elements/ns of D that one CTA writes
+    wgmma_floor      cycles      a wgmma of few tokens at least
+    latency          cycles      from a record's last wgmma until its sums can be read
+    stage            cycles      of the schedulers for a stage: barriers, the ring's next slot
+    unpack_wide      cycles      of the schedulers for a record's unpacking for 16-bit activations
+    unpack_table     cycles      the same for e4m3
+    unpack_bytes     cycles      the same for int8
+    promotion_wide   cycles      of the schedulers for an accumulator register of a record: a multiply-add
+    promotion_table  cycles      the same for e4m3, whose tokens have scales of their own: loads, a product, a multiply-add
+    promotion_bytes  cycles      the same for int8: a conversion at a quarter of the rate, a multiply-add
+    port             B/cycle     into one multiprocessor
+    memory_share     share       of the data sheet's bandwidth that is reached
+    norm             -           exponent of the norm in which multiprocessor, port and memory meet
+    sharing          -           the same of what is in a multiprocessor: lower, as warpgroups wait for each other by chance
     """
 
     clock: float = 1.75
-    launch: float = 2.5
-    split: float = 1.5
-    split_token: float = 0.02
-    tile: float = 0.6
-    store_token: float = 0.0
-    wgmma_floor: float = 14.0
-    unpack_wide: float = 125.0
-    unpack_table: float = 180.0
-    unpack_bytes: float = 120.0
-    promotion: float = 1.2
-    alone: float = 250.0
-    load_rate: float = 100.0
-    l2_rate: float = 6500.0
-    memory_share: float = 0.88
-    norm: float = 6.0
+    launch: float = 3.14
+    split: float = 1.05
+    exchange: float = 26.8
+    tile: float = 0.317
+    store: float = 21.3
+    wgmma_floor: float = 12.0
+    latency: float = 82.4
+    stage: float = 32.4
+    unpack_wide: float = 117.0
+    unpack_table: float = 145.0
+    unpack_bytes: float = 70.3
+    promotion_wide: float = 1.0
+    promotion_table: float = 3.43
+    promotion_bytes: float = 2.85
+    port: float = 64.0
+    memory_share: float = 0.916
+    norm: float = 4.0
+    sharing: float = 2.0
 
 
 CONSTANTS = Int4Constants()
 
 
+class Work(NamedTuple):
+    """What plans do to a problem on a device: numbers, or arrays with one element a plan.
+
+    order           of the codes, its place in `ORDERS`
+    records         that one CTA's warpgroups go through, each, in all its rounds
+    stage_records   records of a stage, of one warpgroup
+    warpgroups      that consume
+    tokens, wgmmas  columns of one wgmma, and how many a record takes, in units of half a cycle a column
+    accumulators    registers of a thread that are promoted for a record
+    record_bytes    of weights and tokens that one CTA loads for a record of all warpgroups
+    rounds          of tiles
+    stored          elements of D of a tile
+    partial_bytes   of a tile's partial sums in one CTA of a split; 0 without
+    is_split        1 with a split, else 0
+    nbytes, rate    that must move through memory; the data sheet's bytes a microsecond
+    """
+
+    order: Array
+    records: Array
+    stage_records: Array
+    warpgroups: Array
+    tokens: Array
+    wgmmas: Array
+    accumulators: Array
+    record_bytes: Array
+    rounds: Array
+    stored: Array
+    partial_bytes: Array
+    is_split: Array
+    nbytes: Array
+    rate: Array
+
+
+def work_of(plan: Int4Plan, problem: Int4Problem, device: Device, tiles: int, accumulators: int) -> Work:
+    """The work of a plan that has `tiles` tiles, and `accumulators` registers for a record's sums."""
+    is_split, size = plan.split > 1, problem.a_dtype.itemsize
+    rounds = 1 if is_split else -(-tiles // device.num_sms)
+    warpgroups, tokens = plan.block_n // 64, min(plan.block_m, problem.m)
+    passes = (2 if plan.zeros == "float" else 1) * (2 if plan.group == 16 and size == 1 else 1)
+    return Work(
+        order=ORDERS.index(plan.record.order),
+        records=rounds * problem.records / plan.split,
+        stage_records=plan.records,
+        warpgroups=warpgroups,
+        tokens=plan.block_m,
+        wgmmas=4 * size * passes,
+        accumulators=accumulators,
+        record_bytes=plan.record.nbytes * warpgroups + tokens * 128 * size,
+        rounds=rounds,
+        stored=0 if is_split else tokens * plan.block_n,
+        partial_bytes=plan.block_m * plan.block_n * 4 if is_split else 0,
+        is_split=int(is_split),
+        nbytes=problem.bytes,
+        rate=device.memory_bandwidth * 1e-6,
+    )
+
+
+def microseconds(work: Work, c: Int4Constants = CONSTANTS) -> Array:
+    """What the work should take."""
+    unpack = np.take((c.unpack_wide, c.unpack_table, c.unpack_bytes), work.order)
+    promotion = work.accumulators * np.take((c.promotion_wide, c.promotion_table, c.promotion_bytes), work.order)
+    tensor = np.maximum(work.tokens / 2, c.wgmma_floor) * work.wgmmas
+    products, first = tensor + c.latency, 1 / work.stage_records
+    alone = first * (products + unpack) + (1 - first) * np.maximum(products, unpack) + promotion
+    issue = unpack + promotion + first * c.stage
+    cycles = _norm(c.sharing, alone, work.warpgroups * tensor, work.warpgroups * issue)
+    per_us = c.clock * 1e3
+    memory = work.nbytes / (c.memory_share * work.rate)
+    pace = _norm(c.norm, work.records * cycles / per_us, work.records * work.record_bytes / (c.port * per_us), memory)
+    ends = work.rounds * c.tile + work.rounds * work.stored / (c.store * 1e3)
+    return c.launch + pace + ends + work.is_split * c.split + work.partial_bytes / (c.exchange * 1e3)
+
+
+def _norm(exponent: float, *parts: Array) -> Array:
+    return sum(part**exponent for part in parts) ** (1 / exponent)
+
+
 def price(plan: Int4Plan, problem: Int4Problem, device: Device, tiles: int, accumulators: int, c: Int4Constants = CONSTANTS) -> float:
     """Microseconds of a plan that has `tiles` tiles, and `accumulators` registers for a record's sums."""
-    rounds = 1 if plan.split > 1 else -(-tiles // device.num_sms)
-    ctas = tiles * plan.split if plan.split > 1 else min(tiles, device.num_sms)
-    warpgroups = plan.block_n // 64
-    records = rounds * problem.records / plan.split
-    size = problem.a_dtype.itemsize
-    unpack = {"bits16": c.unpack_wide, "table": c.unpack_table, "bytes": c.unpack_bytes}[plan.record.order]
-    passes = (2 if plan.zeros == "float" else 1) * (2 if plan.group == 16 and size == 1 else 1)
-    tensor = max(plan.block_m / 2, c.wgmma_floor) * 4 * size * passes
-    promotion = accumulators * c.promotion
-    alone = tensor + 2 * (unpack + promotion) + c.alone / plan.records**0.5
-    cycles = records * max(warpgroups * max(tensor, unpack + promotion), alone)
-    nbytes = plan.record.nbytes * warpgroups + min(plan.block_m, problem.m) * 128 * size
-    load, l2 = records * nbytes / c.load_rate * 1e-3, ctas * records * nbytes / c.l2_rate * 1e-3
-    memory = problem.bytes / (c.memory_share * device.memory_bandwidth * 1e-6)
-    pace = sum(part**c.norm for part in (cycles / c.clock * 1e-3, load, l2, memory)) ** (1 / c.norm)
-    ends = rounds * (c.tile + c.store_token * plan.block_m)
-    return c.launch + pace + ends + (c.split + c.split_token * plan.block_m if plan.split > 1 else 0.0)
+    return float(microseconds(work_of(plan, problem, device, tiles, accumulators), c))

@@ -100,3 +100,15 @@ def test_more_work_costs_no_less(types):
         assert price * 1e-6 > problem.bytes / H200.memory_bandwidth
         for more in ({"m": 32}, {"n": 8192}, {"k": 8192}):
             assert rules.estimate(plan, dataclasses.replace(problem, **more), H200) > price
+
+
+@pytest.mark.parametrize("a_dtype", rules.A_DTYPES)
+@pytest.mark.parametrize("group", [16, 32, 64, 128])
+@pytest.mark.parametrize("zeros", ["none", "integer", "float"])
+def test_one_kernel_takes_every_number_of_tokens(a_dtype, group, zeros):
+    """Else rows would be added up by one kernel or another, by how many they are, even where `batch_invariant` is asked for."""
+    for m in (1, 24, 32, 49, 65, 128, 129, 4096):
+        problem = Int4Problem(m, 4096, 4096, a_dtype, "uint4", group=group, zeros=zeros)
+        for batch_invariant in (False, True):
+            choice = choose_int4(problem, H200, batch_invariant)
+            assert choice.kernel is rules and rules.refusal(choice.plan, problem) is None

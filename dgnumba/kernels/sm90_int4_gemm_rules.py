@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -146,8 +147,13 @@ def smem(plan: Int4Plan) -> SmemMap:
 
 def candidates(problem: Int4Problem, device: Device) -> list[Int4Plan]:
     """Plans that fit the device: one tile takes all tokens where it can, and all CTAs of a split run at one time."""
-    plans = []
     block_ms = [b for b in BLOCK_MS if b >= problem.m and (problem.is_whole or b <= 128)][:1] or [64, 96, 128, 192, 256]
+    # many groups of a record leave registers for few tokens only: then several tiles take them
+    return _plans(problem, device, block_ms) or _plans(problem, device, BLOCK_MS)
+
+
+def _plans(problem: Int4Problem, device: Device, block_ms: Sequence[int]) -> list[Int4Plan]:
+    plans = []
     for block_m, block_n, records, split in product(block_ms, BLOCK_NS, RECORD_COUNTS, SPLITS):
         plan = Int4Plan.of(problem, NAME, block_m=block_m, block_n=block_n, num_stages=2, records=records, split=split)
         if refusal(plan, problem) is not None:

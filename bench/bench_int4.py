@@ -275,7 +275,7 @@ def parsed() -> Any:
 def environment(makers: dict[str, int4_rivals.Maker]) -> dict[str, Any]:
     """What every row says of where it was measured."""
     env = bench_gemm.environment("python bench/bench_int4.py " + " ".join(sys.argv[1:]))
-    for name in ("humming-kernels", "gemlite", "triton", "apache-tvm-ffi") if makers else ():
+    for name in ("humming-kernels", "gemlite", "quack-kernels", "triton") if makers else ():
         try:
             env["versions"][name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

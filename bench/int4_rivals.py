@@ -1,13 +1,15 @@
 """What else multiplies by weights of 4 bits: each rival made ready for a problem, checked, and timed in turns with our calls.
 
-    humming         humming-kernels (PyPI), its own choice of schedule for this M; activations quantized beforehand, by it
+    humming         humming-kernels (PyPI), its own choice of schedule for this M
     marlin_fp16     IST-DASLab/marlin, through a module `marlin_rival` (pack, mul)
     torch_int4      torch's `_weight_int4pack_mm`
     gemlite         gemlite (PyPI), with the schedule that its authors found for an H100 at the nearest N x K, as tuning takes minutes
+    quack           QuACK (PyPI) by its own choice of tiles, through a module `quack_rival` (W4) that holds its kernels, compiled ahead for these
+                    M, N, K, as its compiler needs 90 MB: bfloat16, e4m3 with groups' scales after the product, and with them in the weights
 
 A rival is imported where it can be; one that is missing, fails, or computes something else prints one line and is left out. Weights are random
 codes with random scales for each group of 128, in the rival's own form; a result is compared with the float32 product of what the rival's
-operands stand for. What is counted: kernels with the names that a rival gives; its quantization of activations is none of them.
+operands stand for. Activations are quantized beforehand. What is counted: kernels with the names that a rival gives.
 """
 
 from __future__ import annotations
@@ -17,15 +19,13 @@ import concurrent.futures
 import json
 import math
 import multiprocessing
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from measure import Call, Flush
-from torch.profiler import ProfilerActivity, profile
+from measure import Call
 
 FARTHEST = 0.02
 """Relative distance (of Frobenius norms) from the float32 product at which a result is another product's."""
@@ -64,6 +64,19 @@ def _codes(n: int, k: int, group: int, dtype: torch.dtype) -> tuple[Any, Any, An
     return codes, scales, (codes.float() - 8).view(n, -1, group).mul_(scales.float()[..., None]).view(n, k)
 
 
+def _quantized(x: Any, group: int, limit: float, is_int8: bool) -> tuple[Any, Any]:
+    """Activations ``[M, K]`` as int8 or e4m3, and their scales, float32 ``[M, K/group]``."""
+    grouped = x.float().view(x.shape[0], -1, group)
+    scales = grouped.abs().amax(dim=2) / limit
+    q = grouped / scales[..., None]
+    return (q.round().to(torch.int8) if is_int8 else q.to(torch.float8_e4m3fn)).view(x.shape), scales
+
+
+def _widened(q: Any, scales: Any) -> Any:
+    """What `_quantized` activations stand for, in float32."""
+    return (q.float().view(*scales.shape, -1) * scales[..., None]).view(q.shape)
+
+
 @dataclass(frozen=True)
 class Humming:
     """humming-kernels' maker of a rival with activations of `kind`: bfloat16, float16, float8e4m3 or int8.
@@ -81,6 +94,11 @@ class Humming:
     def dtype(self) -> Any:
         """Of output, scales and what is quantized."""
         return torch.float16 if self.kind == "float16" else torch.bfloat16
+
+    @property
+    def limit(self) -> float | None:
+        """The largest activation, quantized; None where they are not."""
+        return {"float8e4m3": 448.0, "int8": 127.0}.get(self.kind)
 
     @property
     def compute(self) -> dict[str, Any]:
@@ -111,7 +129,6 @@ class Humming:
 
     def __call__(self, n: int, k: int, group: int) -> Ready:
         """The rival for these weights."""
-        from humming.forward import may_process_input
         from humming.layer import HummingLayer
 
         weights = {"dtype": "int4", "group_size": group} | ({"group_size_n": 1} if self.has_integer_scales else {})
@@ -125,17 +142,14 @@ class Humming:
 
         def ready(m: int) -> Rival:
             x = torch.randn(m, k, device="cuda", dtype=self.dtype)
-            q, by_group, by_row = may_process_input(layer.humming_config, x, m_major_scale=self.m_major)
-            scale = by_row if by_group is None else by_group
+            q, by_row = (x, None) if self.limit is None else _quantized(x, self.input_group or k, self.limit, self.kind == "int8")
             options = {"compute_config": json.dumps(self.compute), "tuning_config": json.dumps(self.schedule(layer.humming_config, m))}
-
-            def expected() -> Any:
-                if scale is None:
-                    return x.float() @ dense.T
-                rows = scale.T[:m] if self.m_major else scale.view(m, -1)
-                return (q.float().view(m, rows.shape[1], -1) * rows[..., None]).view(m, k) @ dense.T
-
-            return Rival(lambda: layer(q, input_scale=scale, **options), ("humming",), expected)
+            scale = by_row
+            if by_row is not None and self.m_major:
+                scale = torch.ones(by_row.shape[1], -(-m // 4) * 4, device="cuda")
+                scale[:, :m] = by_row.T
+            exact = lambda: (x.float() if by_row is None else _widened(q, by_row)) @ dense.T  # noqa: E731
+            return Rival(lambda: layer(q, input_scale=scale, **options), ("humming",), exact)
 
         return ready
 
@@ -183,7 +197,6 @@ class Gemlite:
         """The rival for these weights."""
         from gemlite import DType, GemLiteLinear
         from gemlite.core import GEMLITE_TRITON_MAPPING
-        from gemlite.quant_utils import scale_activations_per_token
 
         codes, scales, dense = _codes(n, k, group, torch.bfloat16)
         kinds = {"input_dtype": DType.FP8 if self.is_fp8 else DType.BF16, "output_dtype": DType.BF16}
@@ -195,11 +208,11 @@ class Gemlite:
             type_id = (DType.FP8 if self.is_fp8 else DType.FP16).value * 100 + 4
             _nearest_schedule(kind, m, n, k, group, layer.elements_per_sample, type_id)
             x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-            q, by_row = scale_activations_per_token(x, w_dtype=torch.float8_e4m3fn) if self.is_fp8 else (x, None)
+            q, by_row = _quantized(x, k, 448.0, False) if self.is_fp8 else (x, None)
             tensors, meta = layer.get_tensor_args()[:3], layer.get_meta_args()
             # what its layer calls once the activations are quantized
             call = lambda: GEMLITE_TRITON_MAPPING[kind].forward(q, *tensors, by_row, *meta[1:-1], bool(meta[1]), type_id, meta_scale=0.0)  # noqa: E731
-            exact = lambda: (q.float() if by_row is None else q.float() * by_row) @ dense.T  # noqa: E731
+            exact = lambda: (x.float() if by_row is None else _widened(q, by_row)) @ dense.T  # noqa: E731
             return Rival(call, ("gemm_", "gemv_"), exact, 0.05 if self.is_fp8 else FARTHEST)
 
         return ready
@@ -228,6 +241,42 @@ def compile_gemlite(job: tuple[bool, int, int, int, int]) -> str:
     return ""
 
 
+@dataclass(frozen=True)
+class Quack:
+    """QuACK's maker of a rival: int4 with bfloat16, int4sm (sign and magnitude) with e4m3 and one scale a row, or int4smf, which rounds each
+    weight, scaled, to e4m3, and is allowed what that costs.
+    """
+
+    form: str
+
+    def __call__(self, n: int, k: int, group: int) -> Ready:
+        """The rival for these weights."""
+        import quack_rival
+
+        assert group == 128, f"it has groups of 128 here, not of {group}"
+        packed = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device="cuda")
+        scales = (torch.rand(n, k // group, device="cuda") * 0.02 + 0.01).to(torch.bfloat16)
+        codes = torch.stack((packed & 15, packed >> 4), dim=-1).view(n, k)
+        is_fp8 = self.form != "int4"
+        values = (codes & 7).float() * (1 - (codes >> 3) * 2.0) if is_fp8 else codes.float() - 8
+        dense = values.view(n, -1, group).mul_(scales.float()[..., None]).view(n, k)
+        weights = quack_rival.W4(self.form, n, k, packed, scales)
+
+        def ready(m: int) -> Rival:
+            x, out = (torch.randn(m, extent, device="cuda").bfloat16() for extent in (k, n))
+            q, by_row = _quantized(x, k, 448.0, False) if is_fp8 else (x, None)
+            function, arguments = weights.prepared(q, out, by_row)
+            exact = lambda: (x.float() if by_row is None else _widened(q, by_row)) @ dense.T  # noqa: E731
+
+            def call() -> Any:
+                function(*arguments)
+                return out
+
+            return Rival(call, ("cutlass",), exact, 0.05 if self.form == "int4smf" else FARTHEST)
+
+        return ready
+
+
 W4A8: dict[str, Maker] = {
     "humming_fp8_1x128": Humming("float8e4m3", 128),
     "humming_fp8_1x128_m_major": Humming("float8e4m3", 128, m_major=True),
@@ -235,9 +284,17 @@ W4A8: dict[str, Maker] = {
     "humming_int8": Humming("int8"),
     "humming_int8_integer_scales": Humming("int8", has_integer_scales=True),
     "gemlite_fp8_row": Gemlite(is_fp8=True),
+    "quack_fp8_row": Quack("int4sm"),
+    "quack_fp8_row_folded": Quack("int4smf"),
 }
 RIVALS: dict[str, dict[str, Maker]] = {
-    "bfloat16": {"humming": Humming("bfloat16"), "marlin_fp16": marlin, "torch_int4": torch_int4, "gemlite": Gemlite()},
+    "bfloat16": {
+        "humming": Humming("bfloat16"),
+        "marlin_fp16": marlin,
+        "torch_int4": torch_int4,
+        "gemlite": Gemlite(),
+        "quack": Quack("int4"),
+    },
     "float16": {"humming_fp16": Humming("float16"), "marlin_fp16": marlin},
     "float8_e4m3fn": W4A8,
     "int8": W4A8,
@@ -258,7 +315,7 @@ def warm(makers: dict[str, Maker], shapes: list[tuple[int, int]], ms: list[int],
         faults.append(f"humming: {one_line(error)}")
     jobs = [(make.is_fp8, n, k, group, m) for make in makers.values() if isinstance(make, Gemlite) for n, k in shapes for m in ms]
     if jobs:
-        with concurrent.futures.ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        with concurrent.futures.ProcessPoolExecutor(min(8, len(jobs)), mp_context=multiprocessing.get_context("spawn")) as pool:
             faults += [f"gemlite: {fault}" for fault in dict.fromkeys(pool.map(compile_gemlite, jobs)) if fault]
     print(f"{len(specs)} kernels of humming, {len(jobs)} of gemlite compiled", *faults, sep="\n  ", flush=True)
 
@@ -289,52 +346,4 @@ def at(ready: dict[str, Ready], m: int, distances: dict[str, float]) -> dict[str
             out[name] = (rival.call, rival.kernels)
         except Exception as error:  # a rival that does not run is none
             print(f"{name}: M = {m}: {one_line(error)}", flush=True)
-    return out
-
-
-def _is_flush(name: str) -> bool:
-    """Whether a kernel is one of torch's reductions; cuBLAS has a splitKreduce_kernel."""
-    return "native" in name and "reduce_kernel" in name
-
-
-def in_turns(calls: dict[str, Call], flush: Flush, rounds: int, seen: dict[str, dict[str, bool]] | None = None) -> dict[str, float]:
-    """Median microseconds of each call, the calls taking turns; a kernel belongs to the call that follows the flush before it.
-
-    `flush` must read (a reduction), and no call may begin or end with a reduction of torch's. `seen` is given the names of each call's
-    kernels, and whether they count.
-    """
-    assert flush.kind == "read", f"flush: expected read, got {flush.kind}"
-    for call, _ in calls.values():
-        call()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        for _ in range(rounds):
-            for call, _ in calls.values():
-                flush()
-                call()
-        torch.cuda.synchronize()
-    events = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    events = sorted((e for e in events if not e.name.startswith(("Memset", "Memcpy"))), key=lambda e: e.time_range.start)
-    runs: list[list[Any]] = []
-    was_flush = False
-    for event in events:
-        is_flush = _is_flush(event.name)
-        if is_flush and not was_flush:
-            runs.append([])
-        elif runs and not is_flush:
-            runs[-1].append(event)
-        was_flush = is_flush
-    assert len(runs) == rounds * len(calls), f"{len(runs)} calls found between flushes, expected {rounds} rounds of {len(calls)}"
-    out = {}
-    for i, (name, (_, kernels)) in enumerate(calls.items()):
-        times = []
-        for run in runs[i :: len(calls)]:
-            counted = [e for e in run if any(part in e.name for part in kernels)]
-            times.append(sum(e.time_range.elapsed_us() for e in counted))
-            if seen is not None:
-                seen.setdefault(name, {}).update({e.name[:80]: e in counted for e in run})
-        if min(times) > 0:
-            out[name] = statistics.median(times)
-        else:
-            print(f"{name}: no kernel named {kernels} ran", flush=True)
     return out

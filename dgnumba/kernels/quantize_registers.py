@@ -259,13 +259,15 @@ def _e2m1_word(values: Any, inverse: Any, bits: int, ties_to_zero: bool, clips: 
     Of a NaN the float16 is 0x7fff: with half a step more its code, and the sign, are 0.
     """
     halves = [_scaled_to_f16(v * inverse, ties_to_zero, clips) for v in values]
+    if bits == 4:
+        halves = halves[::2] + halves[1::2]  # what comes in the low half of a byte, then what comes in the high half
     pairs = [convert.f32x2_to_f16x2_to_zero(low, high) for low, high in zip(halves[::2], halves[1::2])]
     fours = [packed.permute_bytes(x, y, 0x7531) for x, y in zip(pairs[::2], pairs[1::2])]
     if bits == 8:
         found, signs = fours[0] & 0x0F0F0F0F, fours[0] >> 4 & 0x08080808
     else:
-        even, odd = packed.permute_bytes(*fours, 0x6420), packed.permute_bytes(*fours, 0x7531)
-        found, signs = even & 0x0F0F0F0F | odd << 4 & 0xF0F0F0F0, even >> 4 & 0x08080808 | odd & 0x80808080
+        even, odd = fours
+        found, signs = packed.merge_bits(even, odd << 4, 0x0F0F0F0F), packed.merge_bits(even >> 4, odd, 0x0F0F0F0F)
     codes = found + _each(1, bits) >> 1 & _each(7, bits)
     if ties_to_zero:
         signs = signs & codes + _each(7, bits)  # with 7 more, bit 3 is set of all but 0

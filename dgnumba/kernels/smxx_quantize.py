@@ -10,7 +10,7 @@ Blocks:    group   1 x 16 to 1 x 512     GROUP / 16 lanes share a block and find
 Thread:    holds pieces of sixteen elements as they were loaded, 16 bytes at a time, looks at them twice, stores 16 bytes at once. Of two
            codes a byte a piece has but 8 bytes: a thread then holds two pieces, and neighbours exchange halves
 Budget:    memory: 2 (or 4) bytes read and 0.5 or 1 written an element, and again what is read for a second pass. Instructions an element of
-           bfloat16, counted in the SASS: 7 (e4m3 by tensor), 8 (int8 by row), 9 (int4, mxfp8), 10 (mxfp4, DeepGEMM's e2m1), 12 to 13 (nvfp4),
+           bfloat16, counted in the SASS: 7 (e4m3 by tensor), 8 (int8 by row), 9 (int4, mxfp8, DeepGEMM's e2m1), 10 (mxfp4), 12 (nvfp4),
            of the 12 (codes of 4 bits) to 15 (of 8) that an H200 issues in the time that memory needs: bench/NOTES.md
 Numerics:  as `quant.cast`, bit for bit: amax / largest, then 1 / scale, each rounded to float32, then the product, then the code. A block that
            holds what is not finite has the scale NaN and codes 0 (e4m3: NaN); under DeepGEMM's rules the scale that `quant.fp4` says

@@ -111,3 +111,17 @@ def permute_bytes(x: u32, y: u32, selector: Imm) -> u32:
         byte = pool >> 8 * (digit & 7) & 0xFF
         out |= (0xFF * (byte >> 7) if digit & 8 else byte) << 8 * i
     return u32(out)
+
+
+@op("lop3.b32 {out}, {x}, {y}, {mask}, 0xe4;", pure=True)
+def merge_bits(x: u32, y: u32, mask: Imm) -> u32:
+    """lop3.b32 - the bits of `x` where `mask` has a 1, else those of `y`: one instruction, where two masks, of ptxas's choice, take two.
+
+    PTX:       ISA 9.0, "lop3"; sm_50+
+    Scope:     thread
+    Args:      x, y  u32
+               mask  constant
+    Returns:   u32
+    Emulates:  exactly
+    """
+    return u32(int(x) & mask | int(y) & ~mask)

@@ -230,10 +230,10 @@ def test_quantize_large_and_repeated(cupy, rng):
     """A matrix of many CTAs, twice: the look for the maximum has one answer."""
     x = rng.standard_normal((4096, 7168)).astype(ml_dtypes.bfloat16)
     held = cupy.asarray(x)
-    for name in ("nvfp4", "fp8_tensor"):
-        first, again = casts.quantize(held, name), casts.quantize(held, name)
+    for name, packing in (("nvfp4", "low_first"), ("nvfp4", None), ("fp8_tensor", None)):
+        first, again = (casts.quantize(held, name, packing=packing) for _ in range(2))
         assert all(np.array_equal(a.view(np.uint8), b.view(np.uint8)) for a, b in zip(as_host(first), as_host(again)))
-        same_bits(casts.quantize(x, name), first)
+        same_bits(casts.quantize(x, name, packing=packing), first)
 
 
 def directed(x, y, z, sums, pairs, halves):
@@ -242,7 +242,7 @@ def directed(x, y, z, sums, pairs, halves):
         sums[i] = convert.smaller(convert.fma_up(x[i], y[i], z[i]), convert.magnitude(z[i]))
         one, other = convert.f32_to_bits(x[i]), convert.f32_to_bits(y[i])
         pairs[i] = u64(packed.max_magnitude_bf16x2(one, other)) | u64(packed.permute_bytes(one, other, 0xB29F)) << 32
-        halves[i] = u64(packed.max_magnitude_f16x2(one, other))
+        halves[i] = u64(packed.max_magnitude_f16x2(one, other)) | u64(packed.merge_bits(one, other, 0x0FF0F00F)) << 32
 
 
 def test_the_operations_are_their_emulation(cupy, rng):

@@ -6,13 +6,15 @@ from dataclasses import replace
 import pytest
 
 from dgnumba import _numba
-from dgnumba.assemble import find_ptxas, ptxas
+from dgnumba.assemble import find_ptxas, find_tool, ptxas
 from dgnumba.kernels import smxx_cast_rules, smxx_layout_rules, smxx_quantize_rules
-from dgnumba.kernels.smxx_cast_rules import CastPlan
+from dgnumba.kernels.smxx_cast_rules import ITEMSIZE, CastPlan
 from dgnumba.kernels.smxx_layout_rules import LayoutPlan
 from dgnumba.kernels.smxx_quantize_rules import AmaxPlan, QuantizePlan
+from dgnumba.profile import sass
 
 pytestmark = pytest.mark.skipif(not _numba.HAVE_NUMBA_CUDA or find_ptxas() is None, reason="needs numba-cuda and ptxas")
+HAVE_NVDISASM = find_tool("nvdisasm") is not None
 
 CASTS = {
     CastPlan("token", "bfloat16"): 40,  # registers: 48 warps of 64 at once
@@ -34,8 +36,8 @@ MOVES = {
 FP4 = {"element": "float4_e2m1fn", "packed": True, "pieces": 2}
 QUANTIZERS = {
     QuantizePlan(x_dtype="bfloat16", group=32, rule="rceil", **FP4): 48,  # registers: 40 warps of 64 at once, with two pieces each
-    QuantizePlan(x_dtype="bfloat16", group=16, rule="nvfp4", **FP4): 40,  # 48 warps
-    QuantizePlan(x_dtype="bfloat16", rule="deepgemm", **FP4): 40,
+    QuantizePlan(x_dtype="bfloat16", group=16, rule="nvfp4", **FP4): 48,
+    QuantizePlan(x_dtype="bfloat16", rule="deepgemm", **FP4): 40,  # 48 warps
     QuantizePlan(x_dtype="bfloat16", group=16, rule="nvfp4", is_given=True, **FP4): 48,
     QuantizePlan(x_dtype="float16", rule="deepgemm", **FP4): 40,
     QuantizePlan(x_dtype="bfloat16", rule="deepgemm_ue8m0", words=True, **FP4): 48,
@@ -53,6 +55,14 @@ QUANTIZERS = {
     QuantizePlan("int4", "bfloat16", blocks="row", group=512, rule="amax/7", packed=True, pieces=4): 128,
     QuantizePlan("float4_e2m1fn", "bfloat16", group=16, rule="nvfp4", is_vector=False): 128,
 }
+WITH_PARTIALS = [
+    QuantizePlan(x_dtype="float16", group=16, rule="nvfp4", **FP4),
+    QuantizePlan(x_dtype="float32", group=16, rule="nvfp4", **FP4),
+    QuantizePlan("float4_e2m1fn", "float32", group=16, rule="nvfp4"),
+    QuantizePlan("float8_e4m3fn", "float32", "tensor"),
+    QuantizePlan("int8", "bfloat16", "tensor"),
+    QuantizePlan("int4", "bfloat16", "tensor", rule="amax/7", packed=True, pieces=2),
+]
 
 
 def assembled(rules, plan, arch):
@@ -69,12 +79,23 @@ def check(rules, plan, arch, registers, is_vector):
     assert 0 < cubin.registers <= registers
     assert not re.search(r"\.f64\b|\bcall\b|\.local\b|\b(div|rem)\.[su]", ptx)
     assert bool(re.search(r"ld\.global\.v4\.b32", ptx)) == is_vector
-    return ptx
+    return ptx, cubin
+
+
+def check_loads(plan, cubin):
+    """Of the elements and of the partial maxima: no register that is loaded is named again before the last load."""
+    code = [line for line in sass.disassemble(cubin).splitlines() if re.match(r"\s+/\*[0-9a-f]{4,}\*/", line)]
+    loads = [i for i, line in enumerate(code) if "LDG.E.128" in line]
+    assert len(loads) == ITEMSIZE[plan.x_dtype] * plan.pieces + 2 * plan.has_partials
+    for i in loads:
+        first = int(re.search(r"LDG\.E\.128\S* R(\d+)", code[i])[1])
+        loaded = re.compile(rf"\bR({'|'.join(str(first + word) for word in range(4))})\b")
+        assert not [line for line in code[i + 1 : loads[-1]] if loaded.search(line)]
 
 
 @pytest.mark.parametrize("plan", CASTS, ids=str)
 def test_casts(plan):
-    ptx = check(smxx_cast_rules, plan, "sm_90a", CASTS[plan], plan.is_vector)
+    ptx, _ = check(smxx_cast_rules, plan, "sm_90a", CASTS[plan], plan.is_vector)
     assert "cvt.rn.satfinite.e4m3x2.f32" in ptx and ptx.count("div.rn.f32") == 2
     assert bool(re.search(r"st\.global\.v4\.b32", ptx)) == plan.is_vector
 
@@ -82,14 +103,14 @@ def test_casts(plan):
 @pytest.mark.parametrize("blocks", ["token", "block", "channel"])
 def test_casts_for_sm_80(blocks):
     """Which has no conversion to e4m3."""
-    ptx = check(smxx_cast_rules, CastPlan(blocks, "float16", is_native=False), "sm_80", {"channel": 168}.get(blocks, 128), True)
+    ptx, _ = check(smxx_cast_rules, CastPlan(blocks, "float16", is_native=False), "sm_80", {"channel": 168}.get(blocks, 128), True)
     assert "e4m3" not in ptx
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("plan", MOVES, ids=str)
 def test_moves(plan, arch):
-    ptx = check(smxx_layout_rules, plan, arch, MOVES[plan], plan.is_vector)
+    ptx, _ = check(smxx_layout_rules, plan, arch, MOVES[plan], plan.is_vector)
     assert bool(re.search(r"st\.global\.v4\.b32", ptx)) == plan.is_vector_out
 
 
@@ -100,8 +121,17 @@ def test_quantizers(plan, arch):
         plan, registers = replace(plan, is_native=False), 128
     else:
         registers = QUANTIZERS[plan]
-    ptx = check(smxx_quantize_rules, plan, arch, registers, plan.is_vector or plan.has_partials)
+    ptx, cubin = check(smxx_quantize_rules, plan, arch, registers, plan.is_vector or plan.has_partials)
     assert bool(re.search(r"st\.global\.v4\.b32", ptx)) == plan.is_vector
+    if HAVE_NVDISASM and arch == "sm_90a" and plan.is_vector and plan.blocks != "row":
+        check_loads(plan, cubin)
+
+
+@pytest.mark.skipif(not HAVE_NVDISASM, reason="needs nvdisasm")
+@pytest.mark.parametrize("plan", WITH_PARTIALS, ids=str)
+def test_all_loads_are_sent_before_one_is_waited_for(plan):
+    """The partial maxima take registers, and what ptxas has too few for it sends later."""
+    check_loads(plan, assembled(smxx_quantize_rules, plan, "sm_90a")[1])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -201,6 +201,7 @@ def test_operations_round_as_they_say(rng):
                 want = np.longdouble(i) * np.longdouble(j) + np.longdouble(k)
                 assert half == want or abs(half - want) <= abs(want) * 2.0**-8 + 2.0**-134 or not np.isfinite(half)
     assert packed.permute_bytes(u32(0x33221180), u32(0x77665544), 0x8740) == 0xFF774480
+    assert packed.merge_bits(u32(0x12345678), u32(0x9ABCDEF0), 0x0FF0F00F) == 0x923C5EF8
     assert np.signbit(convert.smaller(np.float32(0.0), np.float32(-0.0))) and convert.smaller(np.float32(np.nan), np.float32(2)) == 2
     assert packed.smaller_bf16x2(u32(0x7FC03F80), u32(0x40004000)) == 0x40003F80
     assert packed.max_magnitude_bf16x2(u32(0x3F803F80), u32(0xC0007FC0)) == 0x40007FFF

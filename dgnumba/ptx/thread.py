@@ -121,6 +121,18 @@ def griddepcontrol_launch_dependents() -> None:
     """
 
 
+@op("nanosleep.u32 {nanoseconds};")
+def nanosleep(nanoseconds: Imm) -> None:
+    """nanosleep.u32 - sleep for about that long: no time at all, or up to twice as long.
+
+    PTX:       ISA 9.0, "nanosleep"; sm_70+
+    Scope:     thread
+    Args:      nanoseconds  constant, a million at most
+    Returns:   nothing
+    Emulates:  nothing: the emulator has no time
+    """
+
+
 @op("bar.warp.sync 0xffffffff;", scope=WARP)
 def syncwarp() -> None:
     """bar.warp.sync - wait for all lanes of the warp.

@@ -144,6 +144,7 @@ GOLDEN = {
     "thread.mapa": rf"mapa\.shared::cluster\.u32 {R}, {R}, {R};",
     "thread.setmaxnreg_dec": r"setmaxnreg\.dec\.sync\.aligned\.u32 40;",
     "thread.setmaxnreg_inc": r"setmaxnreg\.inc\.sync\.aligned\.u32 232;",
+    "thread.nanosleep": r"nanosleep\.u32 \d+;",
     "thread.syncwarp": r"bar\.warp\.sync 0xffffffff;",
     "thread.uniform": rf"shfl\.sync\.idx\.b32 {R}, {R}, 0, 31, 0xffffffff;",
     "tma.commit": r"cp\.async\.bulk\.commit_group;",

@@ -17,6 +17,7 @@ from .dtypes import DType
 from .errors import CompileError, DGNumbaError, ProblemError
 from .kernels import GemmPlan, smxx_layout_rules
 from .kernels.smxx_layout_rules import LayoutPlan
+from .kernels.spec import launched
 from .problem import GemmProblem
 from .store import Store
 
@@ -60,7 +61,7 @@ def warmup(
 ) -> Warmed:
     """Compile the kernels that calls of `fp8_gemm_nt` with these shapes will ask for, so that none of them compiles.
 
-    What `set_num_sms` and `set_batch_invariant` say now is heeded: call it behind them.
+    What `set_num_sms`, `set_pdl` and `set_batch_invariant` say now is heeded: call it behind them.
 
     Run as a script it needs the guard ``if __name__ == "__main__":``, since the processes that compile import the script.
 
@@ -88,7 +89,7 @@ def warmup(
             problem = GemmProblem(m, n, k, a_dtype, b_dtype, d_dtype, with_c=with_c, row_scales=row_scales)  # type: ignore[arg-type]
             problem = planning.as_taken(problem, planned_for)
             for plan in needed(problem, planned_for, len(extents) == 2, settings.batch_invariant):
-                needed_by = kernels.setdefault(plan, [])
+                needed_by = kernels.setdefault(launched(plan, planning.kernel_named(plan.kernel), settings.pdl), [])
                 if extents not in needed_by:
                     needed_by.append(extents)
         moves[LayoutPlan("turn", has_readable_rows, True)] = None

@@ -12,7 +12,7 @@ from .config import Settings
 from .device import Device
 from .int4_operands import ARRAYS, Int4LaidOut
 from .int4_plan import Int4Choice
-from .prepared import extent_of, program
+from .prepared import Launched, extent_of, program
 from .quant.int4_weights import Int4Weights
 from .quant.qtensor import QTensor
 from .xp import address
@@ -32,7 +32,7 @@ class Launch:
             (grid, 1, 1), (kernel.threads(plan), 1, 1), smem.launch_bytes, (plan.split, 1, 1), pdl and kernel.WAITS
         )
         assert device.index is not None
-        self.launcher = program(choice, device).launcher(device.index, shape)
+        self.launcher = program(Launched.of(choice, pdl), device).launcher(device.index, shape)
         args = choice.kernel.bind(choice.plan, laid)
         maps = [x for x in args if getattr(x, "is_tensor_map", False)]
         self.encoders = tuple(

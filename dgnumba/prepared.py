@@ -16,13 +16,14 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from . import config, driver, launching
 from .config import Settings
 from .device import Device
 from .dtypes import DTYPES
 from .kernels import Built
+from .kernels.spec import launched
 from .layouts.operands import LaidOut
 from .plan import Choice
 from .problem import is_plain
@@ -50,6 +51,18 @@ class Planned(Protocol):
     @property
     def kernel(self) -> Any:
         """`build` and `threads` take the plan."""
+
+
+class Launched(NamedTuple):
+    """What is built for a choice: as `Planned`."""
+
+    plan: Any
+    kernel: Any
+
+    @classmethod
+    def of(cls, choice: Planned, pdl: bool) -> Launched:
+        """For a launch with `set_pdl` on, or off."""
+        return cls(launched(choice.plan, choice.kernel, pdl), choice.kernel)
 
 
 def built(choice: Planned) -> Built:
@@ -81,7 +94,7 @@ class PreparedLaunch:
             (grid, 1, 1), (kernel.threads(plan), 1, 1), smem.launch_bytes, (plan.cluster, 1, 1), pdl and kernel.WAITS
         )
         assert device.index is not None
-        self.launcher = program(choice, device).launcher(device.index, shape)
+        self.launcher = program(Launched.of(choice, pdl), device).launcher(device.index, shape)
         args = kernel.bind(plan, laid)
         self.encoders = tuple(launching.encoder(x) for x in args if getattr(x, "is_tensor_map", False))
         self.sources, self.pointers = kernel.MAPPED_ARRAYS, kernel.POINTERS

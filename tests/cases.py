@@ -40,9 +40,9 @@ def swapped(block_m, block_n, num_stages=2, *, split=1, block_k=128, d_dtype="bf
     )
 
 
-def skinny(block_m, depth=1, warps=2, *, block_n=16, d_dtype="bfloat16"):
+def skinny(block_m, depth=1, warps=2, *, block_n=16, d_dtype="bfloat16", **more):
     """A plan of the kernel for very few rows."""
-    return GemmPlan(SKINNY.NAME, block_m, block_n, depth, d_dtype=d_dtype, epilogue="registers", warps=warps)
+    return GemmPlan(SKINNY.NAME, block_m, block_n, depth, d_dtype=d_dtype, epilogue="registers", warps=warps, **more)
 
 
 def skinny_rs(block_m, depth=1, groups=1, *, block_n=16, split=1, d_dtype="bfloat16", **more):

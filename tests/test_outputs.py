@@ -273,15 +273,16 @@ DEPENDENT = [
 @pytest.mark.parametrize("chosen, is_dependent", DEPENDENT, ids=[chosen.kernel for chosen, _ in DEPENDENT])
 def test_only_kernels_that_wait_are_launched_early(monkeypatch, chosen, is_dependent):
     """`sm80_gemm` reads at once: begun before the kernel that writes its operands has ended, it would read what is not there yet."""
-    (a, b), shapes = ones(8, 64, 128), []
+    (a, b), shapes, built = ones(8, 64, 128), [], []
     record = SimpleNamespace(launcher=lambda index, shape: shapes.append(shape))
-    monkeypatch.setattr(prepared, "program", lambda choice, device: record)
+    monkeypatch.setattr(prepared, "program", lambda choice, device: built.append(choice.plan) or record)
     monkeypatch.setattr(prepared.launching, "encoder", lambda descriptor: None)
     operands = check_fp8_gemm_nt(a, b, np.zeros((8, 64), chosen.d_dtype), None)
     device = dataclasses.replace(H200, index=0)
     for pdl in (True, False):
         prepared.PreparedLaunch(SimpleNamespace(kernel=KERNEL_OF[chosen.kernel], plan=chosen), lay_out(operands), device, pdl)
     assert [shape.pdl for shape in shapes] == [is_dependent, False]
+    assert built == [dataclasses.replace(chosen, pdl=KERNEL_OF[chosen.kernel].PREFETCHES), chosen]
 
 
 # Batch invariance

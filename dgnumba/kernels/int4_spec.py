@@ -23,6 +23,7 @@ class Int4Plan:
     records            of 64 rows by 128 of K in a stage, for each 64 rows of the tile
     split              CTAs of a cluster that share a tile, each a range of K
     widen              FP8 operands become float16 in the registers, where the tensor core lacks FP8
+    pdl                as of `GemmPlan`
     the rest           as of `Int4Problem`
     """
 
@@ -44,6 +45,7 @@ class Int4Plan:
     with_alpha: bool = False
     is_whole: bool = False
     widen: bool = False
+    pdl: bool = False
 
     @property
     def name(self) -> str:
@@ -87,6 +89,7 @@ class Int4Plan:
             records=self.records,
             split=self.split,
             widen=self.widen,
+            pdl=self.pdl,
         )
         for name in self.__dataclass_fields__:
             planned, given = getattr(self, name), getattr(like, name)
@@ -104,7 +107,7 @@ class Int4Kernel(Protocol):
     """The whole interface of a kernel with weights of 4 bits; as `KernelSpec`, but that it prices its own plans.
 
     MAPPED_ARRAYS  whose tensor maps `bind` gives, in order
-    WAITS          as of `KernelSpec`
+    WAITS          as of `KernelSpec`, as is PREFETCHES
     SCALARS        what its other arguments are, in order: addresses of arrays of `Int4LaidOut`, and numbers
     """
 
@@ -112,6 +115,7 @@ class Int4Kernel(Protocol):
     MAPPED_ARRAYS: tuple[str, ...]
     SCALARS: tuple[str, ...]
     WAITS: bool
+    PREFETCHES: bool
 
     def supports(self, problem: Int4Problem, device: Device) -> str | None:
         """None when the kernel takes the problem on the device, else the reason why not."""

@@ -76,6 +76,7 @@ def supports(problem: GemmProblem, device: Device) -> str | None:
 
 ROW_SCALES = False
 WAITS = False
+PREFETCHES = False
 
 
 def is_batch_invariant(plan: GemmPlan) -> bool:

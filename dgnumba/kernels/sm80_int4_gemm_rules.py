@@ -126,6 +126,7 @@ def estimate(plan: Int4Plan, problem: Int4Problem, device: Device) -> float:
 
 
 WAITS = False
+PREFETCHES = False
 MAPPED_ARRAYS: tuple[str, ...] = ()
 """It needs no tensor map."""
 

@@ -23,6 +23,7 @@ BLOCK_MS, BLOCK_NS, BLOCK_KS = (16, 32, 64, 128, 256), tuple(range(16, 193, 16))
 MIN_STAGES, MAX_STAGES = 3, 16
 ROW_SCALES = False  # a box of rows of 16 bytes for each block of K would be four times the scales' bytes
 WAITS = True
+PREFETCHES = False
 
 
 def supports(problem: GemmProblem, device: Device) -> str | None:

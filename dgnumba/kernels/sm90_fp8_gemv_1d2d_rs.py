@@ -28,7 +28,7 @@ from ..layouts.descriptors import SmemDescriptor, low_word
 from ..ptx import Fragment, Registers, barrier, fragment, memory, select, thread, unpack, unrolled, wgmma
 from ..ptx.fragment import Held
 from .epilogue import Output
-from .gemv_parts import add_up_for, load_rows_for, row_offsets_for, store_partial
+from .gemv_parts import add_up_for, load_rows_for, prefetch_rows, row_offsets_for, store_partial
 from .sm90_fp8_gemv_1d2d_rs_rules import columns, slices, smem, threads, warpgroups
 from .spec import Built, GemmPlan
 
@@ -169,13 +169,20 @@ def build(plan: GemmPlan) -> Built:
     BLOCK_N, WARPS, DEPTH, SPLIT = plan.block_n, plan.warps, plan.num_stages, plan.cluster
     THREADS, GROUPS, SLICES, ROW_WARPS = threads(plan), warpgroups(plan), slices(plan), plan.block_n // 16
     STRIDE, SUMS, SUMS_BYTES, WORDS = GROUPS * SPLIT, plan.block_m // 2, 64 * plan.block_m, columns(plan) // 4
-    MAPPED = smem(plan)
+    MAPPED, PDL = smem(plan), plan.pdl
     TOKENS, SCALES, PARTIAL, TOKENS_BYTES = (*(MAPPED[name].offset for name in ("tokens", "scales", "partial")), MAPPED["tokens"].nbytes)
 
     load_weights, load_tokens = load_rows_for(2, is_once=True), load_rows_for(WORDS // 4, is_once=False, pieces=1)
     weight_offsets, token_offsets = row_offsets_for(2), token_offsets_for(plan)
     load_scales, multiply = fragment.load_token_scales_for(plan.block_m), multiply_for(plan)
     promote, add_up = fragment.promote_columns, add_up_for(plan, THREADS)
+
+    @device_function
+    def prefetch_weights(step, steps, at, chunk):  # type: ignore[no-untyped-def]
+        """Ask L2 for the weights of a warp's first DEPTH steps; a lane's bytes of a row begin at twice its `chunk`."""
+        for i in range(DEPTH):
+            if step + i * STRIDE < steps:
+                prefetch_rows(at.b, at.of_weights, (step + i * STRIDE) * (128 * SLICES) + chunk)
 
     @device_function
     def fetch(step, at):  # type: ignore[no-untyped-def]
@@ -250,8 +257,14 @@ def build(plan: GemmPlan) -> Built:
             smem_tokens + warp // 2 * 1024 + row * 128 + ((warp % 2 * 4) ^ row) * 16 + word * 4,
             smem_scales + lane_idx * 4, smem_scales + word * 8, low_word(smem_tokens), slice_idx, group, zero,
         )  # fmt: skip
+        if PDL:
+            # NOTE: of weights only, and into L2 only: whatever the grid before still writes, a load behind the wait finds.
+            prefetch_weights(rank * GROUPS + group, k // (128 * SLICES), at, word * 16)
         thread.griddepcontrol_wait()
         total = sums(rank * GROUPS + group, k // (128 * SLICES), at)
+        if PDL:
+            # NOTE: behind the wait, so that only one grid before the next still runs; and behind the loads, with which its prefetches compete.
+            thread.griddepcontrol_launch_dependents()
         partial = smem + PARTIAL
         store_partial(total, partial + (rows * WARPS + group * SLICES + slice_idx) * SUMS_BYTES + lane_idx * 4)
         if SPLIT == 1:

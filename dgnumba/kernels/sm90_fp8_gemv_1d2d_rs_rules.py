@@ -32,6 +32,7 @@ def supports(problem: GemmProblem, device: Device) -> str | None:
 
 ROW_SCALES = True
 WAITS = True
+PREFETCHES = True
 
 
 def is_batch_invariant(plan: GemmPlan) -> bool:

@@ -41,6 +41,7 @@ def supports(problem: GemmProblem, device: Device) -> str | None:
 
 ROW_SCALES = False
 WAITS = True
+PREFETCHES = True
 
 
 def is_batch_invariant(plan: GemmPlan) -> bool:

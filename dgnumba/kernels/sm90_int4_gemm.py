@@ -23,7 +23,7 @@ from .._numba import device_function
 from ..dtypes import DTYPES
 from ..integers import u32, u64
 from ..layouts.descriptors import TensorMap, low_word
-from ..ptx import barrier, convert, fragment, mbarrier, memory, thread, tma
+from ..ptx import barrier, convert, fragment, mbarrier, memory, prefetch, thread, tma
 from .int4_finish import finish_for, store_partial, store_tile_for
 from .int4_spec import Int4Plan
 from .int4_stage import stage_for
@@ -45,7 +45,7 @@ def build(plan: Int4Plan) -> Built:
     RECORD_BYTES = plan.record.nbytes
     ROW_BYTES = RECORD_BYTES * RECORDS
     BLOCKS = RECORDS * DTYPES[plan.a_dtype].itemsize
-    HAS_SFA, HAS_TABLES = plan.a_dtype == "float8_e4m3fn", needs_tables(plan)
+    HAS_SFA, HAS_TABLES, PDL = plan.a_dtype == "float8_e4m3fn", needs_tables(plan), plan.pdl
     STAGE_BYTES = W_BYTES + A_BYTES + (BLOCK_M * 4 * RECORDS if HAS_SFA else 0)
     EMPTY_ARRIVALS = empty_arrivals(CONSUMER_WARPS, 1)
     ACC = BLOCK_M // 2
@@ -63,6 +63,16 @@ def build(plan: Int4Plan) -> Built:
             rank = thread.cluster_ctarank()
             first, last = stages * rank // SPLIT, stages * (rank + 1) // SPLIT
         return (m + (BLOCK_M - 1)) // BLOCK_M, (tiles + (TILES - 1)) // TILES, first, last
+
+    @device_function
+    def prefetch_weights(w_ptr, m, tiles, records):  # type: ignore[no-untyped-def]
+        """Ask L2 for the ring's first round of records: of this CTA's first tile, as there is no CTA without one."""
+        m_blocks, _, first, last = work(m, tiles, records)
+        n_idx = u32(cuda.blockIdx.x) // SPLIT // m_blocks * TILES
+        stages = min(u32(NUM_STAGES), last - first)
+        for t in range(TILES):
+            row = u64(min(n_idx + t, tiles - 1)) * records + first * RECORDS
+            prefetch.bulk(w_ptr + row * RECORD_BYTES, stages * ROW_BYTES)
 
     @device_function
     def producer(tmap_a, tmap_sfa, w_ptr, smem, m, tiles, records):  # type: ignore[no-untyped-def]
@@ -177,9 +187,16 @@ def build(plan: Int4Plan) -> Built:
             thread.syncwarp()
             # the producer tells that the barriers stand, and does not wait for anyone: its loads start at once
             barrier.arrive(1, EVERYONE)
+            if PDL:
+                # NOTE: of weights only, and into L2 only: whatever the grid before still writes, a load behind the wait finds.
+                if thread.lane_idx() == 0:
+                    prefetch_weights(w_ptr, m, tiles, records)
             thread.griddepcontrol_wait()
             if thread.lane_idx() == 0:
                 producer(tmap_a, tmap_sfa, w_ptr, smem, m, tiles, records)
+            if PDL:
+                # NOTE: behind the wait, so that only one grid before the next still runs; and behind the loads, with which its prefetches compete.
+                thread.griddepcontrol_launch_dependents()
 
     def kernel(tmap_a, tmap_sfa, w_ptr, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, m, n, tiles, records):  # type: ignore[no-untyped-def]
         smem = (memory.shared_address(cuda.shared.array(0, np.uint8)) + 1023) // 1024 * 1024

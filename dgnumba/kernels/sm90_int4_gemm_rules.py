@@ -183,6 +183,7 @@ def estimate(plan: Int4Plan, problem: Int4Problem, device: Device) -> float:
 
 
 WAITS = True
+PREFETCHES = True
 MAPPED_ARRAYS = ("a", "sfa")
 """Whose tensor maps `bind` gives, in order."""
 

@@ -28,6 +28,8 @@ class GemmPlan:
     widen                      operands become float16 in the registers, where the tensor core lacks their type
     with_c                     an addend is read and added before the one rounding
     row_scales                 A's scales are read as they lie in row-major memory, K contiguous, rows of whole 16 bytes; else MN-major
+    pdl                        for a launch that may begin before the grid before it ends (`launched`): its first weights come to L2 before it
+                               waits for that grid, and it lets the next one begin
     """
 
     kernel: str
@@ -48,6 +50,7 @@ class GemmPlan:
     widen: bool = False
     with_c: bool = False
     row_scales: bool = False
+    pdl: bool = False
 
     @property
     def name(self) -> str:
@@ -60,7 +63,7 @@ class GemmPlan:
 _NAME = re.compile(r"(?:(sm\w+) )?(\d+)x(\d+)x(\d+) s(\d+)(?: c(\d+)([ABK]))? (\w+)((?: \w+)*?)(?: w(\d+))?")
 FROM_PROBLEM = ("with_c", "row_scales")
 """Of a plan's fields those that, beside the types, no name says: the problem decides them."""
-_SWITCHES = {field.name for field in fields(GemmPlan) if field.default is False}.difference(FROM_PROBLEM)
+_SWITCHES = {field.name for field in fields(GemmPlan) if field.default is False}.difference(FROM_PROBLEM, ("pdl",))
 
 
 def choices_named(name: str) -> dict[str, Any]:
@@ -130,6 +133,15 @@ def changed(plan: P, **changes: Any) -> P:
     return type(plan)(**(vars(plan) | changes))
 
 
+def launched(plan: P, kernel: Any, pdl: bool) -> P:
+    """The plan that is built for a launch with `set_pdl` on, or off.
+
+    NOTE: a field of the plan, not an argument of the kernel: what would stand before the first load, which few rows are made of, stands in no
+    binary that is launched without. A process has the one setting or the other, so that a layer has as many binaries as ever.
+    """
+    return changed(plan, pdl=True) if pdl and kernel.PREFETCHES else plan
+
+
 def most_stages(smem: Callable[[P], SmemMap], plan: P, device: Device) -> int:
     """How many stages of a plan fit the device's shared memory: each adds the same bytes."""
     one, two = (smem(changed(plan, num_stages=n)).launch_bytes for n in (1, 2))
@@ -143,6 +155,7 @@ class KernelSpec(Protocol):
     POINTERS       whose addresses are the first of the other arguments
     ROW_SCALES     whether a plan of it may read A's scales as they lie in row-major memory
     WAITS          whether it waits for the grids before it itself (griddepcontrol.wait), so that it may be launched before they end
+    PREFETCHES     whether plans of it may have `pdl`
     """
 
     NAME: str
@@ -151,6 +164,7 @@ class KernelSpec(Protocol):
     BLOCK_KS: tuple[int, ...]
     ROW_SCALES: bool
     WAITS: bool
+    PREFETCHES: bool
 
     def supports(self, problem: GemmProblem, device: Device) -> str | None:
         """None when the kernel takes the problem on the device, else the reason why not."""

@@ -4,7 +4,24 @@ from dgnumba.ptx import mbarrier, tma, wgmma
 """
 
 from ..integers import u32, u64
-from . import activation, barrier, clock, convert, cp_async, fragment, matrix, mbarrier, memory, mma, packed, thread, tma, unpack, wgmma
+from . import (
+    activation,
+    barrier,
+    clock,
+    convert,
+    cp_async,
+    fragment,
+    matrix,
+    mbarrier,
+    memory,
+    mma,
+    packed,
+    prefetch,
+    thread,
+    tma,
+    unpack,
+    wgmma,
+)
 from ._declare import OPS, Fragment, Imm, Registers, TensorMapArg, f32, op, select, unrolled
 
 __all__ = [
@@ -26,6 +43,7 @@ __all__ = [
     "mma",
     "op",
     "packed",
+    "prefetch",
     "select",
     "thread",
     "tma",

@@ -148,16 +148,26 @@ def tma_store(name: str, tmap: TensorMap, src: int, coordinates: Sequence[int]) 
     thread().bulk.issue(AsyncOp(name, act, reads=reads, amount=box.nbytes))
 
 
-def bulk_load(name: str, dst: int, src: int, nbytes: int, bar: int) -> None:
-    """Copy contiguous bytes into this CTA."""
-    here = cta()
-    region = Region(int(dst), int(nbytes))
-    for what, value in (("dst", dst), ("src", src), ("nbytes", nbytes)):
+def tma_prefetch(tmap: TensorMap, coordinates: Sequence[int]) -> None:
+    """Nothing moves; the box must be one that a load could ask for."""
+    Box(tmap, coordinates, is_store=False)
+
+
+def bulk_source(name: str, src: int, nbytes: int, **more: int) -> Bytes:
+    """Contiguous bytes of global memory, a view: what is named, and `more`, must be whole chunks."""
+    for what, value in (*more.items(), ("src", src), ("nbytes", nbytes)):
         if value % CHUNK:
             raise OutOfBoundsError(
                 f"{name}: expected {what} to be a multiple of {CHUNK}, got {int(value):#x}", kind="misaligned", address=value
             )
-    source = here.gmem.bytes_at(int(src), int(nbytes), CHUNK)
+    return cta().gmem.bytes_at(int(src), int(nbytes), CHUNK)
+
+
+def bulk_load(name: str, dst: int, src: int, nbytes: int, bar: int) -> None:
+    """Copy contiguous bytes into this CTA."""
+    here = cta()
+    region = Region(int(dst), int(nbytes))
+    source = bulk_source(name, src, nbytes, dst=dst)
     hears = thread().machine.hearers.move
     if hears is not None:
         hears(Move(name, False, (src,), int(nbytes), source, thread()))

@@ -47,11 +47,17 @@ SPREAD = [
     skinny_rs(24, 1, 1, block_n=32),
     skinny_rs(8, 1, 2, block_n=32, split=8),
     skinny_rs(32, 2, 2, block_n=64, d_dtype="float32"),
+    # built to begin before the grid before has ended
+    with_all_stages(swapped(64, 128, d_dtype="float16", with_c=True, row_scales=True, pdl=True)),
+    with_all_stages(swapped(8, 128, split=2, block_k=256, pdl=True)),
+    skinny(8, 2, 16, pdl=True),
+    skinny_rs(16, 3, 2, row_scales=True, pdl=True),
+    skinny_rs(8, 1, 2, block_n=32, split=8, pdl=True),
 ]
 
 
 def name_of(chosen):
-    more = f"-{chosen.d_dtype}" + "-c" * chosen.with_c + "-rows" * chosen.row_scales
+    more = f"-{chosen.d_dtype}" + "-c" * chosen.with_c + "-rows" * chosen.row_scales + "-pdl" * chosen.pdl
     return f"{chosen.kernel}-{chosen.name}{more}".replace("sm90_fp8_gemm_", "").replace(" ", "-")
 
 
@@ -78,9 +84,9 @@ def test_the_spread_is_one():
 def test_the_check_is_no_rubber_stamp():
     """Each rule fires."""
     chosen = SPREAD[0]
-    body = "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 .f64 div.u64 call .local"
+    body = "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 .f64 div.u64 call .local prefetch.global.L2"
     bad = Compiled(256, 8, 16, 4, ("warning",), 256, 3, body)
-    assert len(problems_with(chosen, bad)) == 14
+    assert len(problems_with(chosen, bad)) == 15
     assert expected_wgmma(plan(256, 64)) == 8 and expected_wgmma(plan(64, 64)) == 4
 
 

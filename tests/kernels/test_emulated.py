@@ -91,12 +91,17 @@ CASES = [
     (swapped(8, 64, row_scales=True), 5, 65, 900, 1),  # eight blocks of K: four come, of which one is taken
     (swapped(24, 64, block_k=256, row_scales=True), 20, 64, 768, 1),  # the last two of four come from beyond K
     (swapped(8, 64, split=2, block_k=512, row_scales=True), 8, 64, 1152, 132),
+    # weights asked for before the grid before has ended
+    (swapped(8, 64, pdl=True), 5, 130, 130, 1),  # a round of the ring reaches past K: nothing is asked for there
+    (swapped(8, 64, split=2, block_k=256, pdl=True), 5, 70, 1024, 132),
+    (skinny(8, 4, 2, pdl=True), 5, 50, 640, 132),  # fewer blocks than the depth has room for
+    (skinny_rs(16, 3, 1, block_n=64, split=2, pdl=True), 9, 70, 640, 132),
 ]
 
 
 def name_of(case):
     chosen, m, n, k, num_sms = case
-    more = f"-{chosen.d_dtype}" + "-c" * chosen.with_c + "-rows" * chosen.row_scales
+    more = f"-{chosen.d_dtype}" + "-c" * chosen.with_c + "-rows" * chosen.row_scales + "-pdl" * chosen.pdl
     return f"{chosen.name.replace(' ', '-')}{more}-{m}x{n}x{k}-on-{num_sms}"
 
 

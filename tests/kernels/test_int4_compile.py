@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from compiled_plans import prefetches
 from kernels.int4_products import H200, INT4
 
 from dgnumba import _numba
@@ -42,6 +43,7 @@ SPREAD = [
     plan(256, 128, 1, a_dtype="int8", is_whole=True, scale_dtype="float32"),  # integers: no other accumulators
     plan(256, 128, 1, 2, a_dtype="int8", is_whole=True, d_dtype="int32"),
     plan(16, 128, 2, 4, has_gate=True, with_c=True, d_dtype="float16"),
+    plan(16, 256, 4, 4, pdl=True),  # built to begin before the grid before has ended
 ]
 
 
@@ -67,6 +69,7 @@ def problems_with(chosen, ptx, cubin):
         f"{len(found)} wgmmas, expected {expected_wgmma(chosen)}": len(found) == expected_wgmma(chosen),
         f"shapes {set(found)}, expected {shape}": set(found) == {shape},
         "waits for the grids before it, or its rules say so": ("griddepcontrol.wait" in body) == INT4.WAITS,
+        f"prefetches weights and lets the next grid begin: {prefetches(ptx)}": prefetches(ptx) == (chosen.pdl, chosen.pdl),
         "float64 in the PTX": not re.search(r"\.f64\b", body),
         "a 64-bit division in the PTX": not re.search(r"\b(?:div|rem)\.[su]64\b", body),
         "a call in the PTX": not re.search(r"\bcall\b", body),
@@ -90,7 +93,7 @@ def check(chosen):
     assert problems_with(chosen, ptx, ptxas(ptx)) == []
 
 
-@pytest.mark.parametrize("chosen", SPREAD[1::6], ids=lambda p: p.name.replace(" ", "-"))
+@pytest.mark.parametrize("chosen", [*SPREAD[1:18:6], SPREAD[18]], ids=lambda p: p.name.replace(" ", "-"))
 def test_a_spread_of_plans_compiles(chosen):
     check(chosen)
 

@@ -12,6 +12,7 @@ from dgnumba import _numba, ahead, cache, config, layer_plans, policy
 from dgnumba.assemble import Cubin, find_ptxas
 from dgnumba.errors import CompileError, ProblemError, UnsupportedError
 from dgnumba.kernels.smxx_layout_rules import LayoutPlan
+from dgnumba.kernels.spec import launched
 from dgnumba.plan import choose
 from dgnumba.problem import GemmProblem
 
@@ -110,6 +111,15 @@ def test_kernels_are_those_that_calls_take_under_the_settings(uncompiled, monkey
     assert all(KERNEL_OF[plan.kernel].is_batch_invariant(plan) for plan in warmed.kernels)
     assert policy.choose(GemmProblem(1, 576, 7168), device, batch_invariant=True).plan.block_m < 64, "few tokens keep a kernel for few"
     assert set(dgnumba.warmup([(16, 576, 7168)], device="h200").kernels) <= set(warmed.kernels)
+
+
+def test_kernels_that_begin_early_are_compiled_where_calls_will_ask_for_them(uncompiled, monkeypatch):
+    """As many as without: a layer does not get both."""
+    without = dgnumba.warmup([(576, 7168)], device="h200").kernels
+    monkeypatch.setattr(config, "_settings", config.Settings(pdl=True))
+    warmed = dgnumba.warmup([(576, 7168)], device="h200").kernels
+    assert list(warmed) == [launched(plan, KERNEL_OF[plan.kernel], True) for plan in without]
+    assert {plan.pdl for plan in warmed} == {True, False}, "large ones have no prefetch"
 
 
 def test_a_layer_held_to_five_gets_five(uncompiled):

@@ -24,6 +24,7 @@ FAMILIES = {
         "memory",
         "mma",
         "packed",
+        "prefetch",
         "thread",
         "tma",
         "unpack",

@@ -21,11 +21,24 @@ NAMES = {
     "cublaslt_unscaled": "cuBLASLt without scales",
     "cublas_bf16": "cuBLAS BF16",
     "torch_compile": "torch.compile",
+    "cublas_int8": "cuBLAS INT8",
     "torch_int4": "torch's INT4",
-    "marlin": "Marlin",
+    "marlin_fp16": "Marlin, FP16 without L2 hint",
+    "marlin_fp16_l2_hint": "Marlin, FP16",
     "humming": "Humming",
+    "humming_fp16": "Humming, FP16",
+    "humming_fp8_1x128": "Humming, FP8 1x128",
+    "humming_fp8_1x128_m_major": "Humming, FP8 1x128 M-major scales",
+    "humming_fp8_row": "Humming, FP8 scale a row",
+    "humming_int8": "Humming, INT8",
+    "humming_int8_integer_scales": "Humming, INT8 integer scales",
+    "gemlite": "GemLite",
+    "gemlite_fp8_row": "GemLite, FP8 scale a row",
+    "quack": "QuACK",
+    "quack_fp8_row": "QuACK, FP8 scale a row",
+    "quack_fp8_row_folded": "QuACK, FP8 scale a row, weights rounded to FP8",
 }
-"""Rivals by the name that a row gives them, where a reader knows another."""
+"""Rivals by the name that a row gives them, where a reader knows another: a library, and after a comma which of its functions."""
 
 CASTS = (16384, 16384)
 """Rows and columns of the casts that stand for the others: too many for L2."""
@@ -168,7 +181,7 @@ def _title(key: str, rows: list[Row]) -> str:
     ms = ", ".join(map(str, sorted({row["m"] for row in rows})))
     if key in TITLES:
         return f"{TITLES[key]} (M {ms})"
-    others = " and ".join(map(name, rivals_of(rows)))
+    others = " and ".join(dict.fromkeys(name(rival).split(", ")[0] for rival in rivals_of(rows)))
     return f"`{key}` (M {ms})" + (f", beside {others}" if others else "")
 
 

@@ -8,8 +8,9 @@
 A row: bench (int4_gemm_nt:w4a16, :w4a8, :w4a4), m, n, k, activation, format, us, tflops, rivals {name: us}, method, plan, floor_us (compulsory
 bytes at the copy bandwidth measured in the same run), gpu, date, versions, command; in the place of older rows of the same problem. us: the
 median of the runs' medians. Kernel times by CUPTI, L2 flushed by reading 8 GB before each call, calls interleaved, random data; a rival's
-result is compared with the float32 product first. Both kinds of W4A8 stand beside the same rivals. W4A4 has one scale a row and INT32 sums
-as output, as cuBLAS INT8 has.
+result is compared with the float32 product first. Each rival is tried in a process of its own beforehand (int4_ready.py), and each N x K is
+measured in one: where that breaks, once more without the rival that broke it. Both kinds of W4A8 stand beside the same rivals. W4A4 has one
+scale a row and INT32 sums as output, as cuBLAS INT8 has.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ from typing import Any
 
 import bench_gemm
 import cupy
+import int4_ready
 import int4_rivals
 import torch
-from measure import Call, Flush
+from apart import Apart, doing, one_line
+from measure import Call, Flush, copy_bandwidth
 from turns import in_turns
 
 import dgnumba
@@ -43,29 +46,10 @@ from dgnumba.int4_prepared import Launch
 from dgnumba.int4_problem import Int4Problem
 from dgnumba.kernels.int4_spec import Int4Plan
 
-SHAPES = [(4096, 4096), (8192, 8192), (7168, 16384), (28672, 8192), (4096, 14336)]
+SHAPES = [(7168, 16384), (28672, 8192), (4096, 4096), (8192, 8192), (4096, 14336)]
 MS = [1, 8, 16, 32, 64, 128, 256]
 ACTIVATIONS = ("bfloat16", "int8", "float8_e4m3fn")
 FAMILY = {"bfloat16": "w4a16", "float16": "w4a16", "float8_e4m3fn": "w4a8", "int8": "w4a8", "int4": "w4a4"}
-
-
-def copy_bandwidth() -> tuple[float, float]:
-    """Bytes a microsecond of a device-to-device copy (read and written), and of a reduction (read)."""
-    x = torch.zeros(1 << 30, dtype=torch.int32, device="cuda")
-    y = torch.empty_like(x)
-    out = []
-    for call, factor in ((lambda: y.copy_(x), 2), (lambda: torch.amax(x), 1)):
-        call()
-        times = []
-        for _ in range(7):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            call()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end) * 1e3)
-        out.append(x.numel() * 4 * factor / statistics.median(times))
-    return out[0], out[1]
 
 
 def random_weights(n: int, k: int, group: int, scale_dtype: str) -> dgnumba.QTensor:
@@ -173,13 +157,13 @@ def is_wanted(name: str, wanted: list[str]) -> bool:
     return not wanted or any(word in name for word in wanted)
 
 
-def rows_of(ours: Ours, ready: dict[str, int4_rivals.Ready], m: int, kinds: list[str], flush: Flush, notes: Notes) -> list[dict[str, Any]]:
+def rows_of(ours: Ours, others: Callable[[int], dict[str, Call]], m: int, flush: Flush, notes: Notes) -> list[dict[str, Any]]:
     """The rows of one M x N x K: one for each kind of activations, or for each of its plans; all calls take turns in one run."""
     n, k, args = ours.n, ours.k, ours.args
+    kinds = args.activation
     mine = {kind: ours.calls(m, kind) for kind in kinds}
     calls: dict[str, Call] = {f"{kind} {i}": call for kind, (_, by_plan) in mine.items() for i, call in enumerate(by_plan.values())}
-    if not args.sweep and not args.no_rivals:
-        calls |= int4_rivals.at(ready, m, notes.distances) | yardsticks(m, n, k, kinds, args.rival)
+    calls |= others(m)
     runs = [timed(calls, flush, args.rounds, notes) for _ in range(1 if args.sweep else args.runs)]
     us = {name: round(statistics.median(run[name] for run in runs), 3) for name in runs[0] if all(name in run for run in runs)}
     rows = []
@@ -201,22 +185,42 @@ def rows_of(ours: Ours, ready: dict[str, int4_rivals.Ready], m: int, kinds: list
 
 
 def timed(calls: dict[str, Call], flush: Flush, rounds: int, notes: Notes) -> dict[str, float]:
-    """Times of calls that take turns; where a rival breaks them, of ours alone."""
+    """Times of calls that take turns; where that fails, of ours and of those rivals that can be timed alone."""
+    calls = {name: call for name, call in calls.items() if name not in notes.without}
+    for name, (call, _) in calls.items():
+        doing(name)
+        call()
+        torch.cuda.synchronize()
+    doing("")
     try:
         return in_turns(calls, flush, rounds, notes.seen)
     except Exception as error:
-        mine = {name: call for name, call in calls.items() if name.split()[0] in FAMILY}
-        if len(mine) == len(calls):
+        print(f"taking turns: {one_line(error)}", flush=True)
+        bad = [name for name, call in calls.items() if name.split()[0] not in FAMILY and not is_timed_alone(name, call, flush)]
+        if not bad:
             raise
-        print(f"without rivals: {int4_rivals.one_line(error)}", flush=True)
-        return in_turns(mine, flush, rounds, notes.seen)
+        notes.without += bad
+        return in_turns({name: call for name, call in calls.items() if name not in bad}, flush, rounds, notes.seen)
+
+
+def is_timed_alone(name: str, call: Call, flush: Flush) -> bool:
+    """Whether a rival can be timed by itself; one that cannot prints a line."""
+    try:
+        return bool(in_turns({name: call}, flush, 1))
+    except Exception as error:
+        print(f"{name}: left out: {one_line(error)}", flush=True)
+        return False
 
 
 class Notes:
-    """What a run learns beside times: bandwidths, the rivals' distances from the right product, the kernels that were counted."""
+    """What a run learns beside times: bandwidths, the rivals' distances from the right product, the kernels that were counted, and the rivals
+    that are left out.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, without: list[str]) -> None:
+        self.without = without
         self.copied, self.read = copy_bandwidth()
+        torch.cuda.empty_cache()
         self.distances: dict[str, float] = {}
         self.seen: dict[str, dict[str, bool]] = {}
         print(f"copy {self.copied * 1e-6:.2f} TB/s (bytes read and written), read {self.read * 1e-6:.2f} TB/s", flush=True)
@@ -227,6 +231,44 @@ class Notes:
             if name.split()[0] not in FAMILY:
                 told = [f"{'' if counts else 'not '}counted {kernel[:50]}" for kernel, counts in kernels.items()]
                 print(f"{name}: distance {self.distances.get(name, 0.0):.2g}, {'; '.join(dict.fromkeys(told))}")
+
+
+def measure(n: int, k: int, args: Any, env: dict[str, Any], notes: Notes) -> tuple[list[dict[str, Any]], Notes]:
+    """In a process of its own: the rows of one N x K, written after each M; and the notes, added to."""
+    torch.manual_seed(0)
+    flush, ours = Flush("read"), Ours(n, k, args.activation, args, Device.current())
+    makers = {name: make for name, make in makers_of(args).items() if name not in notes.without}
+    ready = int4_ready.ready(makers, n, k, args.group)
+    doing("")
+
+    def others(m: int) -> dict[str, Call]:
+        if args.sweep or args.no_rivals:
+            return {}
+        return int4_ready.at(ready, m, notes.distances) | yardsticks(m, n, k, args.activation, args.rival)
+
+    rows: list[dict[str, Any]] = []
+    for m in args.m:
+        rows += rows_of(ours, others, m, flush, notes)
+        if not args.sweep:
+            store(rows, args.out, args, env, notes)
+    return rows, notes
+
+
+def measured(process: Apart, n: int, k: int, args: Any, env: dict[str, Any], notes: Notes) -> tuple[list[dict[str, Any]], Notes]:
+    """`measure` by a process; where that breaks, once more by another one, without the call that broke it, nor is that called at later N x K.
+    What breaks twice has no rows.
+    """
+    for given in (process, None):
+        used = given or Apart(int4_ready.import_all, makers_of(args))
+        try:
+            result: tuple[list[dict[str, Any]], Notes] = used(measure, n, k, args, env, notes, timeout=args.timeout)
+            return result
+        except RuntimeError as error:
+            print(f"{n}x{k}: {used.doing or 'between calls'}: {error}", flush=True)
+            notes.without.append(used.doing)
+        finally:
+            used.close()
+    return [], notes
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -264,6 +306,7 @@ def parsed() -> Any:
     parser.add_argument("--rival", nargs="*", default=[], help="only rivals whose names contain one of these")
     parser.add_argument("--runs", type=int, default=3, help="a sweep has one")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--timeout", type=float, default=120, help="seconds for one N x K (a sweep: ten times as many)")
     parser.add_argument("--group", type=int, default=128)
     parser.add_argument("--scale", default="float16")
     parser.add_argument("--activation", nargs="*", choices=list(FAMILY), default=list(ACTIVATIONS))
@@ -283,33 +326,51 @@ def environment(makers: dict[str, int4_rivals.Maker]) -> dict[str, Any]:
     return env
 
 
-def main() -> None:
-    """Measure, print, write."""
-    args = parsed()
-    torch.manual_seed(0)
-    device, began = Device.current(), time.time()
-    shapes = [(int(n), int(k)) for n, k in (s.split("x") for s in args.shape)]
-    has_rivals = not args.sweep and not args.no_rivals
-    makers = {name: make for kind in args.activation for name, make in int4_rivals.RIVALS.get(kind, {}).items()
-              if has_rivals and is_wanted(name, args.rival)}  # fmt: skip
+def makers_of(args: Any) -> dict[str, int4_rivals.Maker]:
+    """The rivals that are wanted."""
+    if args.sweep or args.no_rivals:
+        return {}
+    return {
+        name: make for kind in args.activation for name, make in int4_rivals.RIVALS.get(kind, {}).items() if is_wanted(name, args.rival)
+    }
+
+
+def prepare(args: Any, shapes: list[tuple[int, int]], device: Device) -> list[str]:
+    """Compile all that will run, all at once, and try each rival. The rivals that cannot be used."""
     problems = [problem_of(m, n, k, kind, args.group, args.scale) for n, k in shapes for m in args.m for kind in args.activation]
     plans = list(dict.fromkeys(plan for problem in problems for plan in plans_of(problem, device, args.sweep)))
-    with concurrent.futures.ThreadPoolExecutor() as threads:  # much of each is the start of processes
+    makers = makers_of(args)
+    by_source: dict[type, dict[str, int4_rivals.Maker]] = {}
+    for name, make in makers.items():
+        by_source.setdefault(type(make), {})[name] = make
+    with concurrent.futures.ThreadPoolExecutor(len(by_source) + 2) as threads:  # much of each is the start of processes
+        tried = [threads.submit(int4_ready.usable, some, shapes, args.m, args.group) for some in by_source.values()]
         jobs = [threads.submit(warm, plans)]
-        if has_rivals and is_wanted("our_fp8", args.rival):
+        if not args.sweep and not args.no_rivals and is_wanted("our_fp8", args.rival):
             jobs.append(threads.submit(bench_gemm.warm, [(m, n, k) for n, k in shapes for m in args.m]))
-        jobs.append(threads.submit(int4_rivals.warm, makers, shapes, args.m, args.group))
     for job in jobs:
         job.result()
+    usable = {name for job in tried for name in job.result()}
+    return [name for name in makers if name not in usable]
+
+
+def main() -> None:
+    """Measure, print, write."""
+    args, began = parsed(), time.time()
+    args.timeout *= 10 if args.sweep else 1
+    device = Device.current()
+    shapes = [(int(n), int(k)) for n, k in (s.split("x") for s in args.shape)]
+    processes = {shape: Apart(int4_ready.import_all, makers_of(args)) for shape in dict.fromkeys(shapes)}  # while the others compile
+    without = prepare(args, list(processes), device)
     print(f"ready after {time.time() - began:.0f} s", flush=True)
-    flush, notes, env, rows = Flush("read"), Notes(), environment(makers), []
-    for n, k in shapes:
-        ours, ready = Ours(n, k, args.activation, args, device), int4_rivals.ready(makers, n, k, args.group)
-        for m in args.m:
-            rows += rows_of(ours, ready, m, args.activation, flush, notes)
+    env, notes, rows = environment(makers_of(args)), Notes(without), []
+    for (n, k), process in processes.items():
+        begin = time.time()
+        of_shape, notes = measured(process, n, k, args, env, notes)
+        rows += of_shape
+        print(f"{n}x{k}: {len(of_shape)} rows in {time.time() - begin:.0f} s", flush=True)
+        if rows:
             store(rows, args.out, args, env, notes)
-        del ours, ready
-        torch.cuda.empty_cache()
     notes.show()
     compare(rows)
     print(f"{time.time() - began:.0f} s in all")

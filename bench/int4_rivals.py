@@ -1,13 +1,15 @@
 """What else multiplies by weights of 4 bits: each rival made ready for a problem, checked, and timed in turns with our calls.
 
     humming         humming-kernels (PyPI), its own choice of schedule for this M
-    marlin_fp16     IST-DASLab/marlin, through a module `marlin_rival` (pack, mul)
+    marlin_fp16     IST-DASLab/marlin, through a module `marlin_rival` (pack, mul), without its L2 hint, with which ptxas 12.9 to 13.3 assembles its
+                    kernel for M <= 16 wrongly (IST-DASLab/marlin issue 44); marlin_fp16_l2_hint: unmodified, M > 16
     torch_int4      torch's `_weight_int4pack_mm`
     gemlite         gemlite (PyPI), with the schedule that its authors found for an H100 at the nearest N x K, as tuning takes minutes
     quack           QuACK (PyPI) by its own choice of tiles, through a module `quack_rival` (W4) that holds its kernels, compiled ahead for these
                     M, N, K, as its compiler needs 90 MB: bfloat16, e4m3 with groups' scales after the product, and with them in the weights
 
-A rival is imported where it can be; one that is missing, fails, or computes something else prints one line and is left out. Weights are random
+A rival is imported where it can be; one that is missing, fails, or computes something else prints one line and is left out, as is one that
+breaks its CUDA context: each is checked in a process of its own before anything is measured (int4_ready.py). Weights are random
 codes with random scales for each group of 128, in the rival's own form; a result is compared with the float32 product of what the rival's
 operands stand for. Activations are quantized beforehand. What is counted: kernels with the names that a rival gives.
 """
@@ -15,17 +17,14 @@ operands stand for. Activations are quantized beforehand. What is counted: kerne
 from __future__ import annotations
 
 import ast
-import concurrent.futures
 import json
 import math
-import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from measure import Call
 
 FARTHEST = 0.02
 """Relative distance (of Frobenius norms) from the float32 product at which a result is another product's."""
@@ -154,20 +153,27 @@ class Humming:
         return ready
 
 
-def marlin(n: int, k: int, group: int) -> Ready:
-    """The original Marlin: float16 activations, groups of 128."""
-    import marlin_rival
+@dataclass(frozen=True)
+class Marlin:
+    """The original Marlin's maker of a rival: float16 activations, groups of 128."""
 
-    assert group == 128, f"it has groups of 128, not of {group}"
-    codes, scales, dense = _codes(n, k, group, torch.float16)
-    packed, s = marlin_rival.pack(codes, scales)
-    locks = torch.zeros(n // 128 * 16, dtype=torch.int32, device="cuda")
+    has_hint: bool = False
 
-    def at(m: int) -> Rival:
-        x, out = torch.randn(m, k, device="cuda", dtype=torch.float16), torch.empty(m, n, device="cuda", dtype=torch.float16)
-        return Rival(lambda: marlin_rival.mul(x, packed, out, s, locks), ("Marlin",), lambda: x.float() @ dense.T)
+    def __call__(self, n: int, k: int, group: int) -> Ready:
+        """The rival for these weights."""
+        import marlin_rival
 
-    return at
+        assert group == 128, f"it has groups of 128, not of {group}"
+        codes, scales, dense = _codes(n, k, group, torch.float16)
+        packed, s = marlin_rival.pack(codes, scales)
+        locks = torch.zeros(n // 128 * 16, dtype=torch.int32, device="cuda")
+
+        def ready(m: int) -> Rival:
+            x, out = torch.randn(m, k, device="cuda", dtype=torch.float16), torch.empty(m, n, device="cuda", dtype=torch.float16)
+            call = lambda: marlin_rival.mul(x, packed, out, s, locks, hint=self.has_hint)  # noqa: E731
+            return Rival(call, ("Marlin",), lambda: x.float() @ dense.T)
+
+        return ready
 
 
 def torch_int4(n: int, k: int, group: int) -> Ready:
@@ -230,17 +236,6 @@ def _nearest_schedule(kind: str, m: int, n: int, k: int, group: int, packed: int
     entries[str((m, n, k, group, packed, type_id))] = known[nearest]
 
 
-def compile_gemlite(job: tuple[bool, int, int, int, int]) -> str:
-    """In a process of its own: run a problem once, which leaves its kernel in Triton's cache on disk; what went wrong, or nothing."""
-    is_fp8, n, k, group, m = job
-    try:
-        Gemlite(is_fp8)(n, k, group)(m).call()
-        torch.cuda.synchronize()
-    except Exception as error:  # said again where it is made
-        return one_line(error)
-    return ""
-
-
 @dataclass(frozen=True)
 class Quack:
     """QuACK's maker of a rival: int4 with bfloat16, int4sm (sign and magnitude) with e4m3 and one scale a row, or int4smf, which rounds each
@@ -290,60 +285,14 @@ W4A8: dict[str, Maker] = {
 RIVALS: dict[str, dict[str, Maker]] = {
     "bfloat16": {
         "humming": Humming("bfloat16"),
-        "marlin_fp16": marlin,
+        "marlin_fp16": Marlin(),
+        "marlin_fp16_l2_hint": Marlin(has_hint=True),
         "torch_int4": torch_int4,
         "gemlite": Gemlite(),
         "quack": Quack("int4"),
     },
-    "float16": {"humming_fp16": Humming("float16"), "marlin_fp16": marlin},
+    "float16": {"humming_fp16": Humming("float16"), "marlin_fp16": Marlin(), "marlin_fp16_l2_hint": Marlin(has_hint=True)},
     "float8_e4m3fn": W4A8,
     "int8": W4A8,
 }
 """By the activations of our call. Rivals with 8 bits stand beside both of ours: the best of them counts."""
-
-
-def warm(makers: dict[str, Maker], shapes: list[tuple[int, int]], ms: list[int], group: int) -> None:
-    """Compile what humming and gemlite need for these problems, on all cores."""
-    specs, faults = [], []
-    try:
-        specs = [s for make in makers.values() if isinstance(make, Humming) for n, k in shapes for s in make.specs(n, k, group, ms)]
-        if specs:
-            from humming.kernel.humming import HummingKernel
-
-            HummingKernel.compile_many([(HummingKernel, spec) for spec in specs])
-    except Exception as error:  # each of them says so again where it is made
-        faults.append(f"humming: {one_line(error)}")
-    jobs = [(make.is_fp8, n, k, group, m) for make in makers.values() if isinstance(make, Gemlite) for n, k in shapes for m in ms]
-    if jobs:
-        with concurrent.futures.ProcessPoolExecutor(min(8, len(jobs)), mp_context=multiprocessing.get_context("spawn")) as pool:
-            faults += [f"gemlite: {fault}" for fault in dict.fromkeys(pool.map(compile_gemlite, jobs)) if fault]
-    print(f"{len(specs)} kernels of humming, {len(jobs)} of gemlite compiled", *faults, sep="\n  ", flush=True)
-
-
-def one_line(error: BaseException) -> str:
-    """An error in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
-def ready(makers: dict[str, Maker], n: int, k: int, group: int) -> dict[str, Ready]:
-    """The rivals that can be made for these weights."""
-    out = {}
-    for name, make in makers.items():
-        try:
-            out[name] = make(n, k, group)
-        except Exception as error:  # a rival that does not run is none
-            print(f"{name}: {n}x{k}: {one_line(error)}", flush=True)
-    return out
-
-
-def at(ready: dict[str, Ready], m: int, distances: dict[str, float]) -> dict[str, Call]:
-    """The calls of the rivals that give the right product for this M; `distances` keeps the largest of each."""
-    out: dict[str, Call] = {}
-    for name, make in ready.items():
-        try:
-            rival = make(m)
-            distances[name] = max(distances.get(name, 0.0), rival.distance())
-            out[name] = (rival.call, rival.kernels)
-        except Exception as error:  # a rival that does not run is none
-            print(f"{name}: M = {m}: {one_line(error)}", flush=True)
-    return out

@@ -37,6 +37,27 @@ class Flush:
             self._buffer.zero_()
 
 
+def copy_bandwidth() -> tuple[float, float]:
+    """Bytes a microsecond of a device-to-device copy (read and written), and of a reduction (read)."""
+    import torch
+
+    x = torch.zeros(1 << 30, dtype=torch.int32, device="cuda")
+    y = torch.empty_like(x)
+    out = []
+    for call, factor in ((lambda: y.copy_(x), 2), (lambda: torch.amax(x), 1)):
+        call()
+        times = []
+        for _ in range(7):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            call()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) * 1e3)
+        out.append(x.numel() * 4 * factor / statistics.median(times))
+    return out[0], out[1]
+
+
 def kernel_times(calls: dict[str, Call], flush: Flush, rounds: int) -> dict[str, float]:
     """Median microseconds of each call, the calls taking turns for `rounds` rounds."""
     import torch

@@ -35,8 +35,9 @@ def figures(m: int, n: int, k: int, dtype: str, *, tool: Path | None = None) -> 
     if tool is None:
         return {}, "ncu is not installed"
     sections = [part for section in SECTIONS for part in ("--section", section)]
-    # the kernels of a product are named after their file; the first one is the warm-up's
-    only = ["--kernel-name", "regex:dgnumba.*gemm", "--launch-skip", "1", "--launch-count", "1"]
+    # the kernels of a product are named after their file, but not in the name that ncu looks at by default, which is without it; the first
+    # one is the warm-up's
+    only = ["--kernel-name-base", "mangled", "--kernel-name", "regex:dgnumba.*fp8_gem[mv]", "--launch-skip", "1", "--launch-count", "1"]
     command = [str(tool), "--csv", "--page", "details", "--print-details", "all", *sections, *only, sys.executable, "-c", CALL]
     done = subprocess.run(
         [*command, *map(str, (m, n, k)), dtype], capture_output=True, text=True, errors="replace", check=False, env=os.environ

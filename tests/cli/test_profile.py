@@ -1,12 +1,14 @@
 """``profile``: the report with and without a GPU, and what Nsight Compute said."""
 
 import json
+import re
 import sys
 
 import pytest
 
 from dgnumba.cli import gpu, ncu, profile
 from dgnumba.errors import CompileError
+from dgnumba.kernels import KERNELS
 from dgnumba.profile import Measured
 
 CSV = """==PROF== Connected to process 1
@@ -101,3 +103,16 @@ def test_it_measures_on_the_gpu(run, tmp_path):
     assert code == 0, err
     assert 0 < facts["measured"]["tensor_share"] < 1.1 and 0 < facts["measured"]["memory_share"] < 1.1
     assert "binds  " in out
+
+
+def test_nsight_is_asked_for_every_fp8_kernel_by_its_mangled_name(tmp_path):
+    """Its default name of a function is the last part alone, "kernel"; a pattern that matches none gives no figures, and no error."""
+    seen = tmp_path / "arguments"
+    ncu.figures(64, 64, 256, "bfloat16", tool=script(tmp_path, f"import sys; open({str(seen)!r}, 'w').write('\\n'.join(sys.argv))"))
+    arguments = seen.read_text().split("\n")
+    assert arguments[arguments.index("--kernel-name-base") + 1] == "mangled"
+    kind, pattern = arguments[arguments.index("--kernel-name") + 1].split(":")
+    names = [kernel.NAME for kernel in KERNELS if "fp8" in kernel.NAME]
+    assert kind == "regex" and len(names) >= 4
+    assert all(re.search(pattern, f"_ZN7dgnumba7kernels{len(name)}{name}5build12_3clocals_3e6kernelB2v1") for name in names)
+    assert not re.search(pattern, "_ZN7dgnumba7kernels11smxx_layout11_build_turn12_3clocals_3e6kernelB2v1")

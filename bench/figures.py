@@ -40,6 +40,12 @@ NAMES = {
 }
 """Rivals by the name that a row gives them, where a reader knows another: a library, and after a comma which of its functions."""
 
+TYPES = {"bfloat16": "BF16", "float16": "FP16", "float8_e4m3fn": "FP8", "int8": "INT8", "int4": "INT4"}
+"""Types of activations as a reader knows them."""
+
+MANY, MANY_TOKENS = 256, ", many tokens"
+"""Products with weights of 4 bits for more tokens than that are a family of their own, whose key ends so: no bar is set for them."""
+
 CASTS = (16384, 16384)
 """Rows and columns of the casts that stand for the others: too many for L2."""
 
@@ -154,7 +160,8 @@ def counted(rows: Iterable[Row]) -> list[Row]:
 def _key(row: Row) -> str:
     """Which family a counted product belongs to."""
     if row["bench"] != "fp8_gemm_nt":
-        return kind(row)
+        activation = f", {row['activation']}" if row.get("activation") else ""
+        return f"{row['bench']}{activation}{MANY_TOKENS if row['m'] > MANY else ''}"
     if flush_of(row) == "read":
         return "few" if row["m"] <= 16 else "some"
     return "large" if row["m"] == 4096 or row["m"] == row["n"] == row["k"] else "middle"
@@ -181,8 +188,12 @@ def _title(key: str, rows: list[Row]) -> str:
     ms = ", ".join(map(str, sorted({row["m"] for row in rows})))
     if key in TITLES:
         return f"{TITLES[key]} (M {ms})"
-    others = " and ".join(dict.fromkeys(name(rival).split(", ")[0] for rival in rivals_of(rows)))
-    return f"`{key}` (M {ms})" + (f", beside {others}" if others else "")
+    others = ", ".join(dict.fromkeys(name(rival).split(", ")[0] for rival in rivals_of(rows)))
+    _, _, weights = rows[0]["bench"].partition(":")
+    what = (
+        f"{weights.upper()}, {TYPES.get(rows[0].get('activation'), 'any')} activations" if weights else f"`{key.removesuffix(MANY_TOKENS)}`"
+    )
+    return f"{what} (M {ms})" + (f", beside {others}" if others else "")
 
 
 @dataclass(frozen=True)
@@ -221,7 +232,8 @@ def missed(rows: Iterable[Row]) -> list[str]:
     """The aims that the rows do not reach, each in words; what was not measured is not listed."""
     rows = list(rows)
     out = []
-    for family, aim in ((f, aim) for f in families(rows) for aim in AIMS if f.key.startswith(aim.family)):
+    barred = [family for family in families(rows) if not family.key.endswith(MANY_TOKENS)]
+    for family, aim in ((f, aim) for f in barred for aim in AIMS if f.key.startswith(aim.family)):
         reached = family.against(aim.rival)
         if reached is not None and getattr(reached, aim.kind) < aim.value:
             what = "geometric mean" if aim.kind == "mean" else f"least ({reached.where})"

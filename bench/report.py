@@ -236,7 +236,9 @@ FILES = """## The other files
 | `h200.json` | every row of this page, with versions, method and command |
 | `tune_h200.json` | the time of each plan tried for each shape, to which the cost model is fitted (`bench/fit_cost.py`) |
 | `tune_int4_h200.json` | the time of each plan tried of `sm90_int4_gemm`, to which its cost model is fitted (`bench/fit_int4.py`) |
-| `correctness_h200.json` | random problems on the GPU against the oracle, and what compute-sanitizer said |
+| `correctness_h200.json`, `correctness_int4_h200.json` | random problems on the GPU against the oracle, and what compute-sanitizer said |
+| `portable_h200.json` | the `mma.sync` kernels, FP8 to INT4, on a GPU that has `wgmma` too (`bench/bench_portable.py`) |
+| `steps_h200.json` | each step of notebook 07, timed (`bench/bench_steps.py`) |
 | `tensor_core_h200.json` | the emulator's tensor core against the hardware's, bit by bit (`bench/probe_tensor_core.py`) |
 | `emulator.json` | how fast the emulator steps the FP8 kernel on a CPU (`bench/bench_emulator.py`) |
 | `compile_full.json` | registers, spills and shared memory of every plan, without a GPU (`tests/kernels/full_report.py`) |

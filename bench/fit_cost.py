@@ -1,10 +1,11 @@
 """Fit the constants of `dgnumba.cost` to recorded measurements: ``python bench/fit_cost.py [--held-out]``.
 
-Reads `bench/results/tune_h200.json`; prints, for each kernel in it, the constants to put into `dgnumba/cost.py` (the dense kernel's first: the
-other fit begins with them), how well they tell the time, and how much slower than the best measured plan the one is that they pick.
+Reads `bench/results/tune_h200.json` and `tune_gemv_h200.json`; prints, for each kernel in them, the constants to put into `dgnumba/cost.py` and
+`dgnumba/cost_gemv.py` (the dense kernel's first: the swapped one's fit begins with them), how well they tell the time, and how much slower than the
+best measured plan the one is that they pick.
 ``--held-out`` fits again without each (N, K) and without each M, and judges the picks there. No GPU.
 
-The file: `device`, a key of `dgnumba.device.KNOWN`; `runs`: what a run says of L2 (`is_dirty`), and whether a later one supersedes it; `rows`, one
+A file: `device`, a key of `dgnumba.device.KNOWN`; `runs`: what a run says of L2 (`is_dirty`), and whether a later one supersedes it; `rows`, one
 object a measurement: run, kernel, m, n, k, us, and plan, the fields of `GemmPlan` that differ from its defaults; `rivals`, what other libraries
 took in the same run. The runs' clocks differ: where a kernel lasts, its time is put to the pace of all runs, which the rivals tell.
 A plan that several runs have for one shape counts as their geometric mean; one that no kernel offers for its shape is left out.
@@ -23,17 +24,20 @@ from typing import Any
 
 import numpy as np
 
+from dgnumba import cost_gemv
 from dgnumba.cost import CONSTANTS, Constants, Work, price, work_of
 from dgnumba.device import Device
 from dgnumba.dtypes import DTYPES
 from dgnumba.kernels import KERNELS, GemmPlan
 from dgnumba.problem import GemmProblem
 
-RESULTS = Path(__file__).parent / "results" / "tune_h200.json"
+RESULTS = tuple(Path(__file__).parent / "results" / name for name in ("tune_h200.json", "tune_gemv_h200.json"))
 
-DENSE, SWAPPED = "sm90_fp8_gemm_1d2d", "sm90_fp8_gemm_1d2d_swap_ab"
+DENSE, SWAPPED, STREAMED, STREAMED_RS = "sm90_fp8_gemm_1d2d", "sm90_fp8_gemm_1d2d_swap_ab", *cost_gemv.NAMES
 
-STARTS = {
+AnyConstants = Constants | cost_gemv.Constants
+
+STARTS: dict[str, AnyConstants] = {
     DENSE: Constants(
         launch=2.0, wgmma_floor=64.0, promotion=1.0, block_1=100.0, block_2=100.0, block_4=100.0, rotate_block=50.0, rotate_tile=500.0,
         segment=5.0, peer_block=50.0, peer_tile=500.0, tile=1000.0, store=1.0, store_again=1.0, store_warp=0.005, store_panel=0.005, power=0.1,
@@ -43,15 +47,21 @@ STARTS = {
     # A split's CTAs do not wait for each other in the loop. Its store is by the element, and begins at what one of the dense kernel's costs.
     # Boxes past the end cost nothing where they are A's few rows: M = 1 takes the time of M = 8.
     SWAPPED: replace(CONSTANTS[DENSE], peer_block=0.0, store=0.0, store_again=0.0, store_direct=0.06, ragged=0.0, ragged_row=0.0),
+    # One warp's load after another, and no more than the datasheet's bandwidth.
+    STREAMED: cost_gemv.Constants(2.0, 0.02, 0.0, 0.0, 0.0, 0.5, 0.0, 0.02, 0.0, 0.0, 0.0, 1.0, 1.5),
+    STREAMED_RS: cost_gemv.Constants(2.0, 0.02, 0.05, 0.685, 0.4, 0.1, 1.0, 0.002, 0.001, 0.1, 0.1, 1.0, 2.0),
 }  # fmt: skip
 """Where a fit begins, by kernel. The dense kernel's: round numbers of the right order, which pick badly, so that what is found comes from the
-measurements. The other's: where the dense one's fit ended, as clock, power, ports and memory are the same device's."""
+measurements. The swapped one's: where the dense one's fit ended, as clock, power, ports and memory are the same device's. Of those for very few
+rows: round numbers."""
 
 FREE = {
     DENSE: frozenset(asdict(STARTS[DENSE])) - {"clock", "latency", "memory_norm", "peer_sum", "store_direct", "doubt"},
     SWAPPED: frozenset(
         "launch wgmma_floor promotion block_1 block_2 peer_tile peer_sum tile store_direct load_rate latency memory_share memory_norm".split()
     ),
+    STREAMED: frozenset("launch row step token exponent".split()),
+    STREAMED_RS: frozenset("launch row gather arrival step token column sum crowd share exponent".split()),
 }
 """Constants that a kernel's measurements tell; the others stay as they are."""
 
@@ -80,7 +90,7 @@ class Measured:
     shapes: np.ndarray
     """[rows, 3]: m, n, k."""
     us: np.ndarray
-    work: Work
+    work: Work | cost_gemv.Work
 
     @property
     def over_best(self) -> np.ndarray:
@@ -93,14 +103,19 @@ class Measured:
     def where(self, keep: np.ndarray) -> Measured:
         """The rows of a mask."""
         plans = tuple(p for p, kept in zip(self.plans, keep) if kept)
-        return Measured(self.kernel, plans, self.shapes[keep], self.us[keep], Work(*(x[keep] for x in self.work)))
+        return Measured(self.kernel, plans, self.shapes[keep], self.us[keep], type(self.work)(*(x[keep] for x in self.work)))
+
+
+def sort_of(plan: GemmPlan) -> GemmPlan:
+    """The plan whatever its stages: of a ring, as many as fit. Of the kernels for very few rows they are another choice."""
+    return plan if plan.kernel in cost_gemv.NAMES else replace(plan, num_stages=0)
 
 
 @cache
 def _offered(problem: GemmProblem, device: Device) -> frozenset[GemmPlan]:
-    """The plans among which the planner picks, whatever their stages."""
+    """The sorts of plans among which the planner picks."""
     kernels = [kernel for kernel in KERNELS if kernel.supports(problem, device) is None]
-    return frozenset(replace(plan, num_stages=0) for kernel in kernels for plan in kernel.candidates(problem, device))
+    return frozenset(sort_of(plan) for kernel in kernels for plan in kernel.candidates(problem, device))
 
 
 def _paces(rivals: list[dict[str, Any]]) -> dict[tuple[str, tuple[int, int, int]], float]:
@@ -116,16 +131,17 @@ def _paces(rivals: list[dict[str, Any]]) -> dict[tuple[str, tuple[int, int, int]
     return paces
 
 
-def read(path: Path = RESULTS) -> list[Measured]:
-    """A file's measurements, by kernel."""
-    recorded = json.loads(path.read_text())
-    device, runs, pace = Device.named(recorded["device"]), recorded["runs"], _paces(recorded["rivals"])
+def read(paths: Iterable[Path] = RESULTS) -> list[Measured]:
+    """Files' measurements on one device, by kernel."""
+    files = [json.loads(path.read_text()) for path in paths]
+    runs = {name: run for recorded in files for name, run in recorded["runs"].items()}
+    device, pace = Device.named(files[0]["device"]), _paces([row for recorded in files for row in recorded["rivals"]])
     superseded = {run for run in runs if runs[run].get("is_superseded")}
     times: dict[Any, dict[str, float]] = {}
-    for row in recorded["rows"]:
+    for row in (row for recorded in files for row in recorded["rows"]):
         plan, shape = GemmPlan(row["kernel"], **row["plan"]), (row["m"], row["n"], row["k"])
         problem = GemmProblem(*shape, d_dtype=DTYPES[plan.d_dtype])
-        if replace(plan, num_stages=0) in _offered(problem, device):
+        if sort_of(plan) in _offered(problem, device):
             key = plan, *shape, runs[row["run"]]["is_dirty"]
             times.setdefault(key, {})[row["run"]] = row["us"] / pace[row["run"], shape]
     found = []
@@ -134,17 +150,28 @@ def read(path: Path = RESULTS) -> list[Measured]:
         plans, m, n, k, is_dirty = zip(*keys)
         us = np.array([_usual(times[key], superseded) for key in keys])
         shapes = np.array([m, n, k]).T
+        if kernel in cost_gemv.NAMES:
+            problems = [GemmProblem(m, n, k, d_dtype=DTYPES[plan.d_dtype]) for plan, m, n, k, _ in keys]
+            rows = [cost_gemv.work_of(plan, problem, device) for plan, problem in zip(plans, problems)]
+            found.append(Measured(kernel, plans, shapes, us, cost_gemv.Work(*map(np.array, zip(*rows)))))
+            continue
         itemsize = np.array([DTYPES[plan.d_dtype].itemsize for plan in plans])
         work = work_of(plans, np.array(m), np.array(n), np.array(k), itemsize, device, np.array(is_dirty))
         found.append(Measured(kernel, plans, shapes, us, Work(*np.broadcast_arrays(*work))))
     return found
 
 
+def totals(data: Measured, constants: AnyConstants) -> np.ndarray:
+    """Microseconds that the model has for each measurement."""
+    model: Any = cost_gemv.price if data.kernel in cost_gemv.NAMES else price
+    return np.asarray(model(data.work, constants)[0])
+
+
 def _usual(us: dict[str, float], superseded: set[str]) -> float:
     return statistics.geometric_mean([time for run, time in us.items() if run not in superseded] or us.values())
 
 
-def fit(data: Measured, max_steps: int = 40) -> Constants:
+def fit(data: Measured, max_steps: int = 40) -> AnyConstants:
     """The constants under which `data` is least surprising: robust least squares of the logarithm, drawn a little to where they start."""
     from scipy.optimize import least_squares
 
@@ -152,11 +179,11 @@ def fit(data: Measured, max_steps: int = 40) -> Constants:
     begin = np.log([getattr(start, name) for name in names])
     weight = np.maximum(np.exp((1 - data.over_best) / (2 * NEAR)), FAR)
 
-    def constants(x: np.ndarray) -> Constants:
+    def constants(x: np.ndarray) -> AnyConstants:
         return replace(start, **dict(zip(names, np.exp(x).tolist())))
 
     def surprise(x: np.ndarray) -> np.ndarray:
-        error = np.log(price(data.work, constants(x))[0] / data.us) * weight / OUTLIER
+        error = np.log(totals(data, constants(x)) / data.us) * weight / OUTLIER
         robust = np.sign(error) * OUTLIER * np.sqrt(2 * np.sqrt(1 + error**2) - 2)
         return np.concatenate([robust, BELIEF / SPREAD * (x - begin)])
 
@@ -166,12 +193,12 @@ def fit(data: Measured, max_steps: int = 40) -> Constants:
 Losses = dict[tuple[int, ...], float]
 
 
-def losses(kernels: Iterable[tuple[Measured, Constants]]) -> Losses:
+def losses(kernels: Iterable[tuple[Measured, AnyConstants]]) -> Losses:
     """For each shape, the time of the plan that the constants pick, of any kernel, over the best measured one's."""
     best: dict[tuple[int, ...], float] = {}
     picks: dict[tuple[int, ...], tuple[float, float]] = {}
     for data, constants in kernels:
-        total = price(data.work, constants)[0].tolist()
+        total = totals(data, constants).tolist()
         for shape, priced, us in zip(map(tuple, data.shapes.tolist()), total, data.us.tolist()):
             best[shape] = min(us, best.get(shape, us))
             picks[shape] = min((priced, us), picks.get(shape, (priced, us)))
@@ -204,16 +231,16 @@ def _say(title: str, found: Losses) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Fit dgnumba.cost to recorded measurements.")
-    parser.add_argument("results", nargs="?", type=Path, default=RESULTS)
+    parser.add_argument("results", nargs="*", type=Path, default=RESULTS)
     parser.add_argument("--held-out", action="store_true", help="also fit without each (N, K) and each M, and judge there")
     args = parser.parse_args()
     kernels, fitted = read(args.results), []
     for data in kernels:
         constants = fit(data)
         fitted.append((data, constants))
-        error = np.log(price(data.work, constants)[0] / data.us)
+        error = np.log(totals(data, constants) / data.us)
         near = data.over_best < 1 + NEAR
-        print(f'    "{data.kernel}": Constants(')
+        print(f'    "{data.kernel}": {type(constants).__name__}(')
         print("".join(f"        {name}={float(f'{value:.3g}')},\n" for name, value in asdict(constants).items()), end="    ),\n")
         print(
             f"{len(error)} measurements, rms error {np.sqrt((error**2).mean()):.1%}, {np.sqrt((error[near] ** 2).mean()):.1%} near the best"

@@ -16,7 +16,7 @@ another; memory runs beside all of them:
     memory    operands, what L2 cannot keep from round to round, the output, and dirty lines to be written back
 
 Every quantity comes from the plan, the problem and the `Device`; no measured shape is looked up. `bench/fit_cost.py` fits `Constants` to
-bench/results/tune_h200.json with this very code. The kernels for very few rows have a model of their own, `cost_gemv`.
+what bench/results has of plans by turns, with this very code. The kernels for very few rows have a model of their own, `cost_gemv`.
 """
 
 from __future__ import annotations
@@ -155,7 +155,8 @@ class Work(NamedTuple):
     is_warp, is_direct           the epilogue's kind
     halvings                     of a panel of 64 columns
     is_cluster                   whether CTAs wait for each other
-    sums                         registers of a thread's accumulator that it adds up for all CTAs of a split
+    sums                         registers of a thread's accumulator that it adds up for all CTAs of a split: between its share of the registers,
+                                 one in `split`, and what it reads of all, for all of one's
     is_rotated                   whether the loop over K is
     read_bytes, write_bytes      of memory; A comes with a scale of 4 bytes for 128 elements, C as long as D
     l2_bytes, memory_rate        the device's, the latter in bytes a microsecond
@@ -330,7 +331,7 @@ def work_of(plans: Sequence[GemmPlan], m: Array, n: Array, k: Array, itemsize: A
         full, rest > 0, rest / device.num_sms, port_bytes(together), port_bytes(last),
         bm, np.minimum(1, m_blocks - m / bm), 1 / m_blocks, bn, np.minimum(1, n_blocks - n / bn), 1 / n_blocks,
         bm * bn, is_warp, ~is_tma & ~is_warp, is_tma * ((bn % 64 > 0) * 1 + (bn % 32 > 0)),
-        cluster > 1, -(-columns // (2 * split)) * (split > 1), np.array([p.rotate for p in plans]),
+        cluster > 1, columns / (2 * np.sqrt(split)) * (split > 1), np.array([p.rotate for p in plans]),
         (33 / 32 * m + n) * k + again + with_c * m * n * itemsize, m * n * itemsize,
         device.l2_bytes, device.memory_bandwidth * 1e-6, is_dirty, np.array(doubted),
     )  # fmt: skip
@@ -389,9 +390,9 @@ def price(w: Work, c: Constants) -> tuple[Array, ...]:
 CONSTANTS = {
     "sm90_fp8_gemm_1d2d": Constants(),
     "sm90_fp8_gemm_1d2d_swap_ab": Constants(
-        launch=2.22, wgmma_floor=42.7, promotion=1.83, block_1=155.0, block_2=281.0, peer_block=0.0, peer_tile=1720.0,
-        peer_sum=171.0, tile=173.0, store=0.0, store_again=0.0, store_direct=0.296, load_rate=129.0, latency=1.56,
-        memory_share=0.877, memory_norm=3.8, ragged=0.0, ragged_row=0.0,
+        launch=2.12, wgmma_floor=38.4, promotion=1.8, block_1=162.0, block_2=347.0, peer_block=0.0, peer_tile=1730.0,
+        peer_sum=128.0, tile=211.0, store=0.0, store_again=0.0, store_direct=0.328, load_rate=144.0, latency=1.64,
+        memory_share=0.864, memory_norm=4.42, ragged=0.0, ragged_row=0.0,
     ),
 }  # fmt: skip
 """By kernel; one that was not measured is priced as the first. Of the second: a split's CTAs do not wait for each other in the loop, its store goes

@@ -1,13 +1,20 @@
 """What a plan of the kernels for very few rows should cost, in microseconds: memory, and how long one warp's loads take. Pure, no GPU.
 
-    total = launch + || memory, latency ||        latency = time of the blocks of K that a warp has, times the rounds of CTAs
+    total = launch + || memory, latency, tokens ||
 
-`sm90_fp8_gemv_1d2d`  a block takes a step. The constants are fitted to 14 measurements, of the plans that the kernel's rules give for one and eight
-                      tokens (one H200, 2026-11-29, bench/results/tune_gemv_h200.json); they tell each within 5 %
-`sm90_fp8_gemv_1d2d_rs`  predicted, bench/NOTES.md: each block is used in turn, and as many as are on their way at once arrive together
+latency  time of the blocks of K that a warp has, times the rounds of CTAs; blocks that are on their way at once arrive together
+tokens   what all warps of a multiprocessor do for columns of products, and for the sums of a tile
+memory   operands and output; more loads on their way than memory needs are in each other's way
+
+``python bench/fit_cost.py`` fits the constants to bench/results/tune_gemv_h200.json with this very code, of both kernels to the plans that they
+offer. They tell the first's 14 times within 5 %, and of the second's 228 those near the best within 4 % (root mean square); two runs' times of one
+plan differ by 3 % in the mean.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from .device import Device
 from .kernels import sm90_fp8_gemv_1d2d_rs_rules as rs
@@ -16,48 +23,122 @@ from .kernels.spec import GemmPlan
 from .problem import GemmProblem
 
 NAMES = (gemv.NAME, rs.NAME)
-_PREDICTED = frozenset({rs.NAME})
-
-LAUNCH = 2.17
-"""Microseconds from launch to the first products and from the last to the kernel's end."""
-
-ROW = {gemv.NAME: 0.037, rs.NAME: 0.015}
-"""And for each token: of the first kernel mostly conversions, of the second what the tokens' way through L2 and shared memory takes."""
-
-STEP = 0.533
-"""Microseconds from a warp's asking for a block of K to its asking for the next in its place."""
-
-ARRIVAL, USE = 0.38, 0.11
-"""Microseconds from a warp's asking for blocks to having them, and for each from there to the end of its products; predicted, bench/NOTES.md."""
-
-MEETING = 1.1
-"""Microseconds that a cluster costs: its launch, and where its CTAs wait for each other; as measured of the swapped kernel, bench/NOTES.md."""
-
-SHARE, EXPONENT = 0.997, 1.535
-"""Of the datasheet's bandwidth that is reached; and of the norm in which memory and latency meet."""
 
 SMEM_PER_SM = 228 << 10
 """Shared memory of a multiprocessor, which its CTAs divide; each takes a KiB more than it asks for."""
 
 
-def is_predicted(kernel: str) -> bool:
-    """Whether no measurement has confirmed a kernel's prices: `plan.choose` leaves it out, `dgnumba tune` measures it."""
-    return kernel in _PREDICTED
+@dataclass(frozen=True)
+class Constants:
+    """What the model does not get from plan, problem or device.
+
+    launch    us     from launch to the first products and from the last to the kernel's end
+    row       us     and for each token: its conversions, or its way through L2 and shared memory
+    gather    us     and for each further warp that shares a tile, whose sums are added one after another
+    meeting   us     that a cluster costs: its launch, and where its CTAs wait for each other
+    arrival   us     from a warp's asking for blocks of K to having all that it may have on their way
+    step      us     and for each block from there to the end of its products
+    idle      share  of what a last round lacks, that is lost
+    token     us     the same for each token, which all multiprocessors ask L2 for at one time
+    column    us     a step of a warpgroup: a column of its products, tokens through shared memory included
+    sum       us     1024 of the partial sums of a warpgroup, written and added up
+    crowd     share  more that memory takes where twice `IN_FLIGHT` blocks are on their way to a multiprocessor
+    share     share  of the datasheet's bandwidth that is reached
+    exponent  -      of the norm in which memory, latency and tokens meet
+    """
+
+    launch: float
+    row: float
+    gather: float
+    meeting: float
+    arrival: float
+    step: float
+    idle: float
+    token: float
+    column: float
+    sum: float
+    crowd: float
+    share: float
+    exponent: float
+
+
+CONSTANTS = {
+    gemv.NAME: Constants(
+        launch=2.28, row=0.0173, gather=0.0, meeting=0.0, arrival=0.0, step=0.57, idle=0.0,
+        token=0.0303, column=0.0, sum=0.0, crowd=0.0, share=1.0, exponent=1.81,
+    ),
+    rs.NAME: Constants(
+        launch=2.22, row=0.018, gather=0.0483, meeting=0.685, arrival=0.409, step=0.189, idle=1.0,
+        token=0.00185, column=0.00384, sum=0.355, crowd=0.0712, share=0.969, exponent=2.28,
+    ),
+}  # fmt: skip
+"""By kernel. Of plans that are not offered come `idle` of the first, and `meeting` of the second."""
+
+
+class Work(NamedTuple):
+    """What a plan does to a problem on a device: numbers, or arrays of them.
+
+    rounds   of CTAs, as the hardware deals them out, several to a multiprocessor: one, or more and a part
+    lacks    what the last round does of a whole one
+    blocks   of K that a warp has
+    batches  in which they arrive
+    steps    of all warpgroups of a multiprocessor, times the columns of one's products
+    sums     partial sums of all warpgroups of a multiprocessor, in 1024
+    crowd    blocks on their way to a multiprocessor beyond `IN_FLIGHT`, in `IN_FLIGHT`
+    tokens   M
+    warps    that share a tile, beyond the first
+    share    of the multiprocessors that have a CTA
+    is_cluster
+    moved    bytes of memory; A comes with a scale of 4 bytes for 128 elements
+    memory_rate  bytes a microsecond
+    """
+
+    rounds: Any
+    lacks: Any
+    blocks: Any
+    batches: Any
+    steps: Any
+    sums: Any
+    crowd: Any
+    tokens: Any
+    warps: Any
+    share: Any
+    is_cluster: Any
+    moved: Any
+    memory_rate: Any
+
+
+def work_of(plan: GemmPlan, problem: GemmProblem, device: Device) -> Work:
+    """What a plan does, counted."""
+    rules = rs if plan.kernel == rs.NAME else gemv
+    threads, stages = rules.threads(plan), max(1, plan.num_stages)
+    warpgroups, columns = threads / 128, rs.columns(plan) if rules is rs else plan.block_m
+    at_once = min(65536 // (rules.registers(plan) * threads), 64 * 32 // threads, SMEM_PER_SM // (rules.smem(plan).launch_bytes + 1024))
+    ctas, at_once = rules.count_tiles(plan, problem) * plan.cluster, max(1, at_once)
+    each = max(1.0, ctas / device.num_sms)
+    blocks = -(-problem.k // (128 * plan.warps * plan.cluster))
+    on_their_way = min(at_once, -(-ctas // device.num_sms)) * (threads // 32) * min(stages, blocks)
+    rounds = max(1.0, ctas / (device.num_sms * at_once))
+    return Work(
+        rounds, -rounds % 1, blocks, -(-blocks // stages), each * warpgroups * blocks * columns,
+        each * warpgroups * plan.block_m * plan.block_n / 1024, max(0.0, on_their_way / gemv.IN_FLIGHT - 1), problem.m,
+        plan.warps - 1, min(1.0, ctas / device.num_sms), plan.cluster > 1,
+        (problem.n + 33 / 32 * problem.m) * problem.k + problem.m * problem.n * problem.d_dtype.itemsize, device.memory_bandwidth * 1e-6,
+    )  # fmt: skip
+
+
+def price(w: Work, c: Constants) -> tuple[Any, Any, Any, Any]:
+    """The model: total, latency, memory and launch."""
+    latency = (c.arrival * w.batches + (c.step + c.token * w.tokens * w.share) * w.blocks) * (w.rounds + c.idle * w.lacks)
+    tokens = c.column * w.steps + c.sum * w.sums
+    memory = w.moved / (c.share * w.memory_rate) * (1 + c.crowd * w.crowd)
+    launch = c.launch + c.row * w.tokens + c.gather * w.warps + c.meeting * w.is_cluster
+    return launch + (latency**c.exponent + memory**c.exponent + tokens**c.exponent) ** (1 / c.exponent), latency, memory, launch
 
 
 def parts(plan: GemmPlan, problem: GemmProblem, device: Device) -> tuple[float, float, float, float]:
-    """Total, latency, memory and launch."""
-    rules = rs if plan.kernel == rs.NAME else gemv
-    threads = rules.threads(plan)
-    at_once = min(65536 // (rules.registers(plan) * threads), 64 * 32 // threads, SMEM_PER_SM // (rules.smem(plan).launch_bytes + 1024))
-    rounds = max(1.0, rules.count_tiles(plan, problem) * plan.cluster / (device.num_sms * max(1, at_once)))
-    blocks = -(-problem.k // (128 * plan.warps * plan.cluster))
-    waits = ARRIVAL * -(-blocks // max(1, plan.num_stages)) + USE * blocks if rules is rs else STEP * blocks
-    latency = waits * rounds
-    moved = (problem.n + 33 / 32 * problem.m) * problem.k + problem.m * problem.n * problem.d_dtype.itemsize
-    memory = moved / (SHARE * device.memory_bandwidth * 1e-6)
-    launch = LAUNCH + ROW[plan.kernel] * problem.m + MEETING * (plan.cluster > 1)
-    return launch + (latency**EXPONENT + memory**EXPONENT) ** (1 / EXPONENT), latency, memory, launch
+    """Total, latency, memory and launch of a plan."""
+    return price(work_of(plan, problem, device), CONSTANTS[plan.kernel])
 
 
-__all__ = ["NAMES", "is_predicted", "parts"]
+__all__ = ["CONSTANTS", "NAMES", "Constants", "Work", "parts", "price", "work_of"]

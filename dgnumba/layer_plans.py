@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .cost import CONSTANTS, Constants, estimates, is_priced_together, price, turning, work_of
-from .cost_gemv import is_predicted
 from .device import Device
 from .errors import ProblemError, UnsupportedError
 from .kernels import KERNELS, GemmPlan, KernelSpec
@@ -60,8 +59,6 @@ def _offers(layer: GemmProblem, device: Device, grid: Any, batch_invariant: bool
     kernels: list[slice] = []
     rows: list[Any] = []
     for kernel in KERNELS:
-        if is_predicted(kernel.NAME):
-            continue
         found: dict[GemmPlan, Any] = {}
         for i, m in enumerate(grid.tolist()):
             problem = replace(layer, m=m)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from .cost import Estimate, estimate, estimates
-from .cost_gemv import is_predicted
 from .device import Device
 from .dtypes import DTYPES
 from .errors import PlanError, UnsupportedError
@@ -99,19 +98,14 @@ def as_taken(problem: GemmProblem, device: Device) -> GemmProblem:
 
 
 def ranked(
-    problem: GemmProblem, device: Device, most: int | None = None, batch_invariant: bool = False, with_predicted: bool = False
+    problem: GemmProblem, device: Device, most: int | None = None, batch_invariant: bool = False
 ) -> list[tuple[Estimate, GemmPlan, KernelSpec]]:
-    """Every plan that `choose` chooses from, the cheapest first; arguments and errors as its own.
-
-    with_predicted  also those of kernels whose prices no measurement has confirmed, which `choose` leaves out (`cost_gemv.is_predicted`)
-    """
+    """Every plan that `choose` chooses from, the cheapest first; arguments and errors as its own."""
     refusals = {kernel.NAME: reason for kernel in KERNELS if (reason := kernel.supports(problem, device)) is not None}
     if len(refusals) == len(KERNELS):
         raise UnsupportedError(f"no kernel takes {problem} on {device.name}", refusals)
     priced = []
     for kernel, plans in _offered(problem, device, refusals, most, batch_invariant):
-        if is_predicted(kernel.NAME) and not with_predicted:
-            continue
         if batch_invariant:
             plans = [plan for plan in plans if kernel.is_batch_invariant(plan)]
         priced += [(price, plan, kernel) for price, plan in zip(estimates(plans, problem, device), plans)]

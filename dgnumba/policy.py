@@ -100,7 +100,7 @@ def plans_per_layer() -> int | None:
 def set_plans_per_layer(most: int | None) -> None:
     """Hold each layer (N, K) to `most` compiled kernels for all numbers of tokens; None, as at the start: as many as are fastest somewhere.
 
-    Fewer kernels are compiled, and shipped. Calls with some numbers of tokens take longer, by the model of `cost` up to 9 % in the mean with five,
+    Fewer kernels are compiled, and shipped. Calls with some numbers of tokens take longer, by the model of `cost` up to 11 % in the mean with five,
     and row-major scales of A are turned to MN-major at every M. ``DGNUMBA_PLANS_PER_LAYER`` says the same for a process. Plans that were
     measured are taken anyway.
 

@@ -99,11 +99,8 @@ def method(rounds: int) -> str:
 
 
 def plans_for(problem: GemmProblem, device: Device, candidates: int | None = CANDIDATES) -> list[Choice]:
-    """The plans to measure: the cheapest by the model, and the first few of them with a stage or two less.
-
-    Plans of kernels whose model no measurement has confirmed are among them.
-    """
-    ranked = planning.ranked(problem, device, with_predicted=True)
+    """The plans to measure: the cheapest by the model, and the first few of them with a stage or two less."""
+    ranked = planning.ranked(problem, device)
     first = [plan for _, plan, _ in ranked[:candidates]]
     shorter = [replace(plan, num_stages=plan.num_stages - less) for plan in first[:_VARIED] for less in (1, 2)]
     return [choice for plan in dict.fromkeys([*first, *shorter]) if (choice := _valid(plan, problem, device)) is not None]

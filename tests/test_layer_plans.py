@@ -14,7 +14,7 @@ from dgnumba.problem import GemmProblem
 
 LAYERS = {f"{n}x{k}": GemmProblem(TOKENS, n, k) for n, k in FORWARD}
 
-MOST_OF_A_LAYER, MOST_OF_ALL = 20, 42
+MOST_OF_A_LAYER, MOST_OF_ALL = 22, 45
 """Plans that are the cheapest by the model for some M from 1 to 16384: of one of the seven layers, and of the seven together."""
 
 
@@ -63,7 +63,7 @@ def test_five_kernels_take_every_number_of_tokens(layer, rng):
 
 LOSSES = {
     "2112x7168": 0.065,
-    "576x7168": 0.095,
+    "576x7168": 0.11,
     "24576x1536": 0.001,
     "32768x512": 0.004,
     "7168x16384": 0.023,

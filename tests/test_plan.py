@@ -8,14 +8,12 @@ from cases import H200, KERNEL_OF, dense_problems, plan, swapped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dgnumba import layer_plans
-from dgnumba.cost_gemv import is_predicted
 from dgnumba.device import KNOWN, Device
 from dgnumba.dtypes import DTYPES
 from dgnumba.errors import PlanError, UnsupportedError
 from dgnumba.kernels import KERNELS, GemmPlan
 from dgnumba.kernels.int4_spec import Int4Plan
-from dgnumba.plan import choose, estimate, kernel_named, named, ranked, validate
+from dgnumba.plan import choose, estimate, kernel_named, named, validate
 from dgnumba.problem import GemmProblem
 
 extent = st.one_of(st.integers(1, 300), st.integers(1, 2**20), st.sampled_from([1, 16, 64, 128, 4096, 65536 * 128]))
@@ -322,17 +320,6 @@ def test_F21_a_huge_m_is_planned():
     assert choice.kernel.count_tiles(choice.plan, problem) * choice.plan.block_m * choice.plan.block_n >= problem.m * problem.n
     assert choice.kernel.grid(choice.plan, problem, H200) <= H200.num_sms
     assert DTYPES["bfloat16"] is problem.d_dtype
-
-
-def test_what_no_measurement_has_confirmed_is_not_chosen():
-    """Also where it should be the fastest; but it is there for who asks for it, or measures it."""
-    best, plan, kernel = ranked(GemmProblem(1, 2112, 7168), H200, with_predicted=True)[0]
-    assert is_predicted(kernel.NAME) and best.total < choose(GemmProblem(1, 2112, 7168), H200).estimate.total
-    assert validate(plan, GemmProblem(1, 2112, 7168), H200).plan == plan
-    for m in (1, 8, 16, 32):
-        for n, k in ((576, 7168), (2112, 7168), (24576, 1536)):
-            assert not any(is_predicted(kernel.NAME) for _, _, kernel in ranked(GemmProblem(m, n, k), H200))
-    assert not any(is_predicted(p.kernel) for p in layer_plans.chosen(GemmProblem(1, 2112, 7168), H200))
 
 
 def test_a_kernel_for_few_rows_has_a_cta_for_each_tile_on_a_smaller_gpu_too():

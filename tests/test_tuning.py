@@ -9,7 +9,6 @@ import pytest
 from cases import H200
 
 from dgnumba import policy, tuning, tuning_plot
-from dgnumba.cost_gemv import is_predicted
 from dgnumba.errors import LaunchError, ProblemError
 from dgnumba.layouts.operands import complies
 from dgnumba.measured import Table
@@ -65,12 +64,6 @@ def test_the_cheapest_plans_are_measured_and_the_first_with_fewer_stages():
     assert {dataclasses.replace(plan, num_stages=plan.num_stages - 1) for plan in best[:3]} <= set(offered)
     assert len(set(offered)) == len(offered)
     assert set(best) <= {choice.plan for choice in tuning.plans_for(problem, GPU, None)}
-
-
-def test_kernels_that_no_measurement_has_confirmed_are_measured():
-    for m, n, k in ((1, 2112, 7168), (16, 24576, 1536)):
-        offered = {choice.plan.kernel for choice in tuning.plans_for(GemmProblem(m, n, k), GPU)}
-        assert any(map(is_predicted, offered)) and not all(map(is_predicted, offered))
 
 
 def test_what_is_no_product_is_refused(compiled):

@@ -18,6 +18,8 @@ NAME = "sm90_fp8_gemv_1d2d_rs"
 BLOCK_MS, BLOCK_NS, BLOCK_KS = (8, 16, 24, 32), (16, 32, 64), (128,)
 DEPTHS, WARPGROUPS, SPLITS = (1, 2, 3), (1, 2, 4), (1, 2, 4, 8)
 MOST_TOKENS = BLOCK_MS[-1]
+OFFERED_NS, OFFERED_TOKENS = (32, 64), 8
+"""BLOCK_N of the plans that are offered, and for how many tokens at most; any other is built for who asks for it."""
 
 
 def supports(problem: GemmProblem, device: Device) -> str | None:
@@ -89,11 +91,24 @@ RULES: tuple[Rule, ...] = (
 
 
 def candidates(problem: GemmProblem, device: Device) -> list[GemmPlan]:
+    """Of the plans that can be built, the sorts that measurements speak for.
+
+    Tiles of 16 weights, splits, and products of more than `OFFERED_TOKENS` tokens are the fastest nowhere, or by 1 % (H200, 2026-11-30,
+    bench/NOTES.md).
+    """
+    return _plans(problem, device, OFFERED_NS, (1,)) if problem.m <= OFFERED_TOKENS else []
+
+
+def buildable(problem: GemmProblem, device: Device) -> list[GemmPlan]:
     """Every plan whose tile just takes all tokens, whose warpgroups all have a step of K, and whose clusters all run at one time."""
+    return _plans(problem, device, BLOCK_NS, SPLITS)
+
+
+def _plans(problem: GemmProblem, device: Device, block_ns: tuple[int, ...], splits: tuple[int, ...]) -> list[GemmPlan]:
     fixed = {"epilogue": "registers", "with_c": problem.with_c, "row_scales": problem.row_scales}
     dtypes = problem.a_dtype.name, problem.b_dtype.name, problem.d_dtype.name
     plans = []
-    for block_n, groups, depth, split in product(BLOCK_NS, WARPGROUPS, DEPTHS, SPLITS):
+    for block_n, groups, depth, split in product(block_ns, WARPGROUPS, DEPTHS, splits):
         if split > 1 and -(-problem.n // block_n) > device.clusters_at_once(split):
             continue
         block_m = next((m for m in BLOCK_MS if m >= problem.m and m * 64 // block_n % 16 == 0), BLOCK_MS[-1])

@@ -23,19 +23,24 @@ LARGEST = 4096
 
 
 def all_plans(device=H200):
-    """Every plan that any kernel offers for problems up to `LARGEST`, in a fixed order."""
+    """Every plan that any kernel has for problems up to `LARGEST`, in a fixed order."""
     out = {}
     for m in (8, 16, 24, 32, 48, 64, 96, 128, LARGEST):
         for d_dtype in ("bfloat16", "float32"):
             problem = GemmProblem(m, LARGEST, LARGEST, d_dtype=d_dtype)
             for kernel in KERNELS:
                 if kernel.supports(problem, device) is None:
-                    out.update(dict.fromkeys(kernel.candidates(problem, device)))
+                    out.update(dict.fromkeys(_plans_of(kernel, problem, device)))
     # of very few rows N and K decide the plan
     for n, k, d_dtype in itertools.product((64, 2112, LARGEST), (128, 512, 2048, LARGEST), ("bfloat16", "float32")):
         for name in ("sm90_fp8_gemv_1d2d", "sm90_fp8_gemv_1d2d_rs"):
-            out.update(dict.fromkeys(KERNEL_OF[name].candidates(GemmProblem(8, n, k, d_dtype=d_dtype), device)))
+            out.update(dict.fromkeys(_plans_of(KERNEL_OF[name], GemmProblem(8, n, k, d_dtype=d_dtype), device)))
     return list(out)
+
+
+def _plans_of(kernel, problem, device):
+    """Its candidates, and those that it has for who asks for them only."""
+    return getattr(kernel, "buildable", kernel.candidates)(problem, device)
 
 
 def _compile(plan, arch):

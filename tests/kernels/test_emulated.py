@@ -101,8 +101,8 @@ CASES = [
     (plan(64, 64, epilogue="warp", with_c=True, row_scales=True), 70, 136, 640, 1),
     (plan(128, 48, share="A", row_scales=True), 100, 140, 600, 2),
     (plan(128, 64, epilogue="direct", share="B", with_c=True, row_scales=True), 130, 65, 200, 2),
-    (plan(256, 32, row_scales=True), 257, 40, 650, 1),  # both waves' rows of scales
-    (plan(256, 32, rotate=True, overlap=True, share="A", with_c=True, row_scales=True), 260, 70, 520, 2),
+    (plan(256, 32, row_scales=True), 200, 40, 650, 1),  # both waves' rows of scales
+    (plan(256, 32, rotate=True, overlap=True, share="A", with_c=True, row_scales=True), 200, 70, 260, 2),
 ]
 
 

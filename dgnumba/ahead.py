@@ -103,7 +103,7 @@ def needed(problem: GemmProblem, device: Device, any_m: bool, batch_invariant: b
         return [policy.choose(problem, device, batch_invariant).plan]
     table = policy.table() if device.index is not None else None
     measured = [
-        planning.measured_for(row.plan, problem)
+        planning.measured_for(row.plan, replace(problem, m=row.problem.m), device)
         for row in (table.rows() if table is not None else ())
         if row.gpu == device.name and replace(row.problem, m=problem.m, with_c=problem.with_c, row_scales=problem.row_scales) == problem
     ]

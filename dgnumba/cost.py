@@ -64,7 +64,7 @@ class Constants:
     """What the model does not get from plan, problem or device. Cycles are of the multiprocessor's clock.
 
     The defaults are those of sm90_fp8_gemm_1d2d, fitted to 1308 measurements on one H200 (2026-11-29, ``python bench/fit_cost.py``), but for
-    clock, latency, memory_norm, store_direct and doubt, which no measurement tells, and peer_sum, which that kernel has no use for.
+    clock, latency, memory_norm, store_direct, row_box and doubt, which no measurement tells, and peer_sum, which that kernel has no use for.
 
     clock            GHz     while the tensor pipe is far from full
     launch           us      from launch to the first products, and from the last store to the kernel's end
@@ -100,6 +100,7 @@ class Constants:
     dirty_share      share   of L2 that a memset leaves to be written back
     ragged           us      a block, where every multiprocessor reads boxes that lie past the end of an operand
     ragged_row       us      the same for each row of the box, where that is more
+    row_box          share   added to a block where A's scales come in rows of 16 bytes, four blocks' each
     doubt            share   added to a plan unlike the measured ones: of many, one is estimated too low
     """
 
@@ -137,6 +138,7 @@ class Constants:
     dirty_share: float = 0.742
     ragged: float = 0.214
     ragged_row: float = 0.00449
+    row_box: float = 0.03
     doubt: float = 0.05
 
 
@@ -151,13 +153,12 @@ class Work(NamedTuple):
     port_bytes, rest_port_bytes  that one GPC reads for a block, each row once, in a full round and in the last
     rows_a, past_a, crowd_a      rows of A's box; the share past the end, of the last one; and the share of tiles that have that one
     rows_b, past_b, crowd_b      the same of B
-    elements                     of a tile of D
-    is_warp, is_direct           the epilogue's kind
+    elements, is_warp, is_direct of a tile of D; its epilogue's kind
     halvings                     of a panel of 64 columns
     is_cluster                   whether CTAs wait for each other
     sums                         registers of a thread's accumulator that it adds up for all CTAs of a split: between its share of the registers,
                                  one in `split`, and what it reads of all, for all of one's
-    is_rotated                   whether the loop over K is
+    is_rotated, is_by_rows       whether the loop over K is; whether A's scales are read as they lie in row-major memory
     read_bytes, write_bytes      of memory; A comes with a scale of 4 bytes for 128 elements, C as long as D
     l2_bytes, memory_rate        the device's, the latter in bytes a microsecond
     is_dirty, is_doubted         whether L2 has lines to write back; whether nothing like the plan was measured
@@ -189,6 +190,7 @@ class Work(NamedTuple):
     is_cluster: Array
     sums: Array
     is_rotated: Array
+    is_by_rows: Array
     read_bytes: Array
     write_bytes: Array
     l2_bytes: Array
@@ -331,7 +333,7 @@ def work_of(plans: Sequence[GemmPlan], m: Array, n: Array, k: Array, itemsize: A
         full, rest > 0, rest / device.num_sms, port_bytes(together), port_bytes(last),
         bm, np.minimum(1, m_blocks - m / bm), 1 / m_blocks, bn, np.minimum(1, n_blocks - n / bn), 1 / n_blocks,
         bm * bn, is_warp, ~is_tma & ~is_warp, is_tma * ((bn % 64 > 0) * 1 + (bn % 32 > 0)),
-        cluster > 1, columns / (2 * np.sqrt(split)) * (split > 1), np.array([p.rotate for p in plans]),
+        cluster > 1, columns / (2 * np.sqrt(split)) * (split > 1), np.array([p.rotate for p in plans]), np.array([p.row_scales for p in plans]),
         (33 / 32 * m + n) * k + again + with_c * m * n * itemsize, m * n * itemsize,
         device.l2_bytes, device.memory_bandwidth * 1e-6, is_dirty, np.array(doubted),
     )  # fmt: skip
@@ -380,9 +382,9 @@ def price(w: Work, c: Constants) -> tuple[Array, ...]:
     leaving = w.write_bytes / (w.write_bytes + c.write_kept * w.l2_bytes)
     moved = w.read_bytes + c.write_cost * w.write_bytes * leaving + c.dirty_share * w.l2_bytes * w.is_dirty
     memory = moved / (c.memory_share * w.memory_rate)
-    total = (c.launch + norm(w.blocks * pace + epilogue, memory + (block + end) * us, exponent=c.memory_norm)) * (
-        1 + c.doubt * w.is_doubted
-    )
+    pace = pace * (1 + c.row_box * w.is_by_rows)
+    total = c.launch + norm(w.blocks * pace + epilogue, memory + (block + end) * us, exponent=c.memory_norm)
+    total = total * (1 + c.doubt * w.is_doubted)
     steps = (w.full + w.rest) * w.blocks
     return total, w.blocks * tensor, steps * load, w.blocks * l2, steps * latency, w.blocks * ragged, epilogue, memory, c.launch
 
@@ -392,7 +394,7 @@ CONSTANTS = {
     "sm90_fp8_gemm_1d2d_swap_ab": Constants(
         launch=2.12, wgmma_floor=38.4, promotion=1.8, block_1=162.0, block_2=347.0, peer_block=0.0, peer_tile=1730.0,
         peer_sum=128.0, tile=211.0, store=0.0, store_again=0.0, store_direct=0.328, load_rate=144.0, latency=1.64,
-        memory_share=0.864, memory_norm=4.42, ragged=0.0, ragged_row=0.0,
+        memory_share=0.864, memory_norm=4.42, ragged=0.0, ragged_row=0.0, row_box=0.0,
     ),
 }  # fmt: skip
 """By kernel; one that was not measured is priced as the first. Of the second: a split's CTAs do not wait for each other in the loop, its store goes

@@ -68,7 +68,7 @@ def choose(
     # what was measured without an addend, or without regard to order, may not be fit for a call that has such a wish
     if row is not None and not ((problem.with_c or batch_invariant) and not _is_fit(row.plan, problem, device, batch_invariant)):
         try:
-            checked = validate(measured_for(row.plan, problem), problem, device, batch_invariant)
+            checked = validate(measured_for(row.plan, problem, device), problem, device, batch_invariant)
             return Choice(checked.plan, checked.kernel, checked.estimate, 1 + len(row.others), (), row)
         except PlanError as error:
             why = "; ".join(error.reasons.values()) or str(error)
@@ -80,9 +80,22 @@ def choose(
     return Choice(plan, kernel, best, len(priced), tuple((p, e) for e, p, _ in priced[1:4]))
 
 
-def measured_for(plan: GemmPlan, problem: GemmProblem) -> GemmPlan:
+def measured_for(plan: GemmPlan, problem: GemmProblem, device: Device) -> GemmPlan:
     """A plan that was measured, for a problem that may have an addend and row-major scales beside."""
-    return replace(plan, with_c=problem.with_c, row_scales=problem.row_scales and kernel_named(plan.kernel).ROW_SCALES)
+    return as_read(replace(plan, with_c=problem.with_c), problem, device)
+
+
+def as_read(plan: GemmPlan, problem: GemmProblem, device: Device) -> GemmPlan:
+    """The plan, with row-major scales of A read as they lie where it can and that should be faster; else with those turned before."""
+    turned = replace(plan, row_scales=False)
+    if problem.row_scales and kernel_named(plan.kernel).ROW_SCALES:
+        try:
+            direct = validate(replace(plan, row_scales=True), problem, device)
+        except PlanError:  # four blocks' scales of each row may need more shared memory than there is
+            return turned
+        if direct.estimate.total <= estimate(turned, problem, device).total:
+            return direct.plan
+    return turned
 
 
 def _is_fit(plan: GemmPlan, problem: GemmProblem, device: Device, batch_invariant: bool) -> bool:
@@ -139,8 +152,8 @@ def named(name: str, problem: GemmProblem, device: Device, batch_invariant: bool
     reasons: dict[str, str] = {}
     for kernel in kernels:
         try:
-            plan = GemmPlan(kernel.NAME, **choices, **given, with_c=problem.with_c, row_scales=problem.row_scales and kernel.ROW_SCALES)
-            return validate(plan, problem, device, batch_invariant)
+            plan = GemmPlan(kernel.NAME, **choices, **given, with_c=problem.with_c)
+            return validate(as_read(plan, problem, device), problem, device, batch_invariant)
         except PlanError as error:
             reasons |= error.reasons
     raise PlanError(f"plan: {name} cannot be used for {problem} on {device.name}", reasons)

@@ -115,6 +115,8 @@ TRIALS = {
         Product(plan(16, 48, epilogue="direct"), 33, 147, 300, 2),
         Product(plan(32, 32), 33, 32, 300, 1),
         Product(plan(16, 16, with_c=True), 33, 40, 300, 1, margin=0),
+        Product(plan(16, 16, row_scales=True), 17, 18, 660, 1),
+        Product(plan(256, 16, row_scales=True), 257, 16, 520, 1),
     ],
     SWAPPED.NAME: [
         Product(swapped(8, 64), 8, 130, 500, 1),

@@ -189,12 +189,12 @@ def quantized(data, like):
 # Scales of A as they lie
 
 
-@pytest.mark.parametrize("k", [500, 512, 900, 2048])
-def test_row_major_scales_are_read_as_they_lie(k, policy, rng):
-    """By the kernel for few rows: no pass over them before, whatever lies between their rows."""
-    case = exact_problem(rng, 9, 70, k)
+@pytest.mark.parametrize("m, k", [(9, 500), (9, 512), (9, 900), (9, 2048), (150, 600)])
+def test_row_major_scales_are_read_as_they_lie(m, k, policy, rng):
+    """By the kernel for few rows and by the dense one: no pass over them before, whatever lies between their rows."""
+    case = exact_problem(rng, m, 70, k)
     sfa = whole_rows(case.a.scale)
-    d = np.full((9, 72), -7, BF16)[:, :70]
+    d = np.full((m, 72), -7, BF16)[:, :70]
     explained = api.explain((case.a.data, sfa), case.b, d)
     assert explained.choice.plan.row_scales and not any("sfa" in copy for copy in explained.copies)
     assert_bits_equal(
@@ -209,6 +209,16 @@ def test_scales_that_cannot_be_read_so_are_turned(rng):
     turned = dgnumba.get_mn_major_tma_aligned_tensor(odd)
     explained = api.explain((case.a.data, turned), case.b)
     assert not explained.choice.plan.row_scales and not any("sfa" in copy for copy in explained.copies)
+
+
+def test_scales_give_the_same_bits_however_they_are_read(rng):
+    """So batch invariance does not ask: at one M they may be turned, at another read as they lie."""
+    a = dgnumba.per_token_cast_to_fp8(rng.standard_normal((20, 600), np.float32))
+    a = (a.data, whole_rows(a.scale))
+    b = dgnumba.per_block_cast_to_fp8(rng.standard_normal((30, 600), np.float32))
+    plans = (plan(16, 32, d_dtype="float32", row_scales=row_scales) for row_scales in (True, False))
+    direct, turned = (api.fp8_gemm_nt(a, b, np.zeros((20, 30), np.float32), on="emulator", plan=chosen) for chosen in plans)
+    assert_bits_equal(direct, turned)
 
 
 # Settings

@@ -4,16 +4,17 @@ import dataclasses
 import math
 
 import pytest
-from cases import H200, KERNEL_OF, dense_problems, plan, swapped
+from cases import DENSE, H200, KERNEL_OF, dense_problems, plan, skinny, swapped, with_all_stages
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dgnumba.cost import TURN
 from dgnumba.device import KNOWN, Device
 from dgnumba.dtypes import DTYPES
 from dgnumba.errors import PlanError, UnsupportedError
 from dgnumba.kernels import KERNELS, GemmPlan
 from dgnumba.kernels.int4_spec import Int4Plan
-from dgnumba.plan import choose, estimate, kernel_named, named, validate
+from dgnumba.plan import choose, estimate, kernel_named, measured_for, named, validate
 from dgnumba.problem import GemmProblem
 
 extent = st.one_of(st.integers(1, 300), st.integers(1, 2**20), st.sampled_from([1, 16, 64, 128, 4096, 65536 * 128]))
@@ -275,9 +276,34 @@ def test_a_plan_for_an_addend_and_for_rows_of_scales():
     turned = dataclasses.replace(GOOD, with_c=True)
     assert validate(turned, problem, H200).plan == turned, "scales can always be turned"
     with pytest.raises(PlanError, match="needs A's scales MN-major"):
-        validate(dataclasses.replace(turned, row_scales=True), problem, H200)
+        validate(dataclasses.replace(skinny(8), row_scales=True), GemmProblem(8, 136, 640, row_scales=True), H200)
     assert named("16x64x128 s4 registers", problem, H200).plan == swapped(16, 64, 4, with_c=True, row_scales=True)
-    assert named("16x64x128 s4 tma", problem, H200).plan == plan(16, 64, 4, with_c=True)
+    assert named("16x64x128 s4 tma", problem, H200).plan == plan(16, 64, 4, with_c=True, row_scales=True)
+
+
+def test_rows_of_scales_are_read_as_they_lie_where_that_is_faster():
+    """A share of every block of K against a launch: small products and middle ones gain."""
+    for m, n, k in ((64, 2112, 7168), (512, 24576, 1536), (1024, 2112, 7168)):
+        chosen = choose(GemmProblem(m, n, k, row_scales=True), H200)
+        assert chosen.plan.kernel == DENSE.NAME and chosen.plan.row_scales
+        without = estimate(dataclasses.replace(chosen.plan, row_scales=False), GemmProblem(m, n, k), H200).total
+        assert without < chosen.estimate.total < without + TURN
+    chosen, without = (choose(GemmProblem(8192, 7168, 16384, row_scales=rows), H200) for rows in (True, False))
+    assert chosen.plan == without.plan and chosen.estimate.total == pytest.approx(without.estimate.total + TURN)
+
+
+def test_rows_of_scales_that_find_no_room_are_turned():
+    """A plan by name, or one that was measured with scales turned before, may leave no room for four blocks' of each row."""
+    problem = GemmProblem(100, 136, 640, row_scales=True)
+    full = with_all_stages(plan(64, 64))
+    assert with_all_stages(dataclasses.replace(full, row_scales=True)).num_stages < full.num_stages
+    with pytest.raises(PlanError, match="bytes of shared memory"):
+        validate(dataclasses.replace(full, row_scales=True), problem, H200)
+    assert named(full.name, problem, H200).plan == full == measured_for(full, problem, H200)
+    less = dataclasses.replace(full, num_stages=full.num_stages - 1)
+    assert named(less.name, problem, H200).plan == dataclasses.replace(less, row_scales=True) == measured_for(less, problem, H200)
+    # of a large product they are turned although there is room
+    assert named(less.name, GemmProblem(8192, 7168, 16384, row_scales=True), H200).plan == less
 
 
 def test_an_addend_costs_what_its_bytes_cost():

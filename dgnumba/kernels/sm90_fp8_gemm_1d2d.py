@@ -1,7 +1,7 @@
 """D[M,N] = sum over kb of (A[:,kb] @ B[:,kb].T) * SFA[:,kb] * SFB[n//128,kb], for Hopper.
 
-Shapes:    A fp8 [M,K] and B fp8 [N,K], row-major, K the contiguous axis; SFA float32 [K/128, M] (MN-major, rows of 16 B multiples);
-           SFB float32 [N/128, K/128] (rows of 16 B multiples); D bf16, fp16 or float32 [M,N],
+Shapes:    A fp8 [M,K] and B fp8 [N,K], row-major, K the contiguous axis; SFA float32 [K/128, M] (MN-major), or
+           [M, K/128] as it lies (row_scales), SFB float32 [N/128, K/128], all in rows of 16 B multiples; D bf16, fp16 or float32 [M,N],
            C as D (with_c). K/128 and N/128 round up.
 Roles:     the last warpgroup: one thread is the producer (TMA), the others leave
            the warpgroups before it: consumers (wgmma, promotion, store), 64 rows each, in two waves when BLOCK_M is 256
@@ -47,10 +47,12 @@ def build(plan: GemmPlan) -> Built:
     MAPPED = smem(plan)
     D, A, B, SFA, SFB, FULL, EMPTY = (MAPPED[name].offset for name in ("d", "a", "b", "sfa", "sfb", "full", "empty"))
     A_BYTES, B_BYTES, SFA_BYTES, SFB_BYTES = (MAPPED[name].nbytes for name in ("a", "b", "sfa", "sfb"))
-    STAGE_BYTES = A_BYTES + B_BYTES + BLOCK_M * 4 + fragment.column_scales(BLOCK_N) * 16
+    ROW_SCALES = plan.row_scales
+    SFA_ROW = 16 if ROW_SCALES else 4  # bytes between two rows' scales
+    STAGE_BYTES = A_BYTES + B_BYTES + BLOCK_M * SFA_ROW + fragment.column_scales(BLOCK_N) * 16
     EMPTY_ARRIVALS = empty_arrivals(CONSUMER_WARPS, CLUSTER)
     A_SHARE, B_SHARE = (BLOCK_M // CLUSTER, BLOCK_N // CLUSTER)
-    WAVE_A, WAVE_SFA = 64 * WARPGROUPS * BLOCK_K, 64 * WARPGROUPS * 4  # bytes between a warpgroup's two waves, of A and of its scales
+    WAVE_A, WAVE_SFA = 64 * WARPGROUPS * BLOCK_K, 64 * WARPGROUPS * SFA_ROW  # bytes between a warpgroup's two waves, of A and of its scales
     ACC = BLOCK_N // 2
     RESIZE_REGISTERS = WARPGROUPS == 2
     ROTATE, OVERLAP = plan.rotate, plan.overlap
@@ -111,8 +113,11 @@ def build(plan: GemmPlan) -> Built:
                     tma.load_2d_multicast(smem_b + rank * (B_SHARE * BLOCK_K), tmap_b, full, k_block * BLOCK_K, n_idx + rank * B_SHARE, 3)
                 else:
                     tma.load_2d(smem_b, tmap_b, full, k_block * BLOCK_K, n_idx)
-                tma.load_2d(smem + SFA + slot.stage * SFA_BYTES, tmap_sfa, full, m_idx, k_block)
-                # NOTE: a box begins at a multiple of 16 bytes, so four blocks' scales come and the consumer picks one.
+                # NOTE: a box begins at a multiple of 16 bytes, so of B, and of A's rows, four blocks' scales come and the consumer picks one.
+                if ROW_SCALES:
+                    tma.load_2d(smem + SFA + slot.stage * SFA_BYTES, tmap_sfa, full, k_block // 4 * 4, m_idx)
+                else:
+                    tma.load_2d(smem + SFA + slot.stage * SFA_BYTES, tmap_sfa, full, m_idx, k_block)
                 tma.load_2d(smem + SFB + slot.stage * SFB_BYTES, tmap_sfb, full, k_block // 4 * 4, n_idx // 128)
                 slot = next_slot(slot, NUM_STAGES)
                 k_block += 1
@@ -136,13 +141,15 @@ def build(plan: GemmPlan) -> Built:
 
     @device_function
     def await_scales(smem, slot, quarter, row):  # type: ignore[no-untyped-def]
-        """Wait for a stage; A's scales of this thread's rows (of both waves), and B's of the tile, `quarter` bytes into the four that came."""
+        """Wait for a stage; A's scales of this thread's rows (of both waves), and B's of the tile, `quarter` bytes into each four that came."""
         mbarrier.wait(smem + FULL + slot.stage * 8, slot.phase)
-        sfa = smem + SFA + slot.stage * SFA_BYTES + row * 4
-        sa0, sa8 = memory.load_shared_f32(sfa), memory.load_shared_f32(sfa + 32)
+        sfa = smem + SFA + slot.stage * SFA_BYTES + row * SFA_ROW
+        if ROW_SCALES:
+            sfa = sfa + quarter
+        sa0, sa8 = memory.load_shared_f32(sfa), memory.load_shared_f32(sfa + 8 * SFA_ROW)
         sa64, sa72 = sa0, sa8
         if WAVES == 2:
-            sa64, sa72 = memory.load_shared_f32(sfa + WAVE_SFA), memory.load_shared_f32(sfa + (WAVE_SFA + 32))
+            sa64, sa72 = memory.load_shared_f32(sfa + WAVE_SFA), memory.load_shared_f32(sfa + (WAVE_SFA + 8 * SFA_ROW))
         sb = load_column_scales(smem + SFB + slot.stage * SFB_BYTES + quarter)
         return sa0, sa8, sa64, sa72, sb
 

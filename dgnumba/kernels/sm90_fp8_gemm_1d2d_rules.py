@@ -21,7 +21,7 @@ NAME = "sm90_fp8_gemm_1d2d"
 
 BLOCK_MS, BLOCK_NS, BLOCK_KS = (16, 32, 64, 128, 256), tuple(range(16, 193, 16)), (128,)
 MIN_STAGES, MAX_STAGES = 3, 16
-ROW_SCALES = False  # a box of rows of 16 bytes for each block of K would be four times the scales' bytes
+ROW_SCALES = True
 WAITS = True
 PREFETCHES = False
 
@@ -49,7 +49,6 @@ RULES: tuple[Rule, ...] = (
     RING,
     ("warps by its roles, none named", lambda plan, _: not plan.warps),
     ("FP8 tensor cores, which need no widening", lambda plan, _: not plan.widen),
-    ("A's scales MN-major", lambda plan, _: not plan.row_scales),
     (f"BLOCK_M of {BLOCK_MS}", lambda plan, _: plan.block_m in BLOCK_MS),
     (f"BLOCK_N of {BLOCK_NS}", lambda plan, _: plan.block_n in BLOCK_NS),
     (
@@ -80,18 +79,23 @@ PROBLEM_RULES: tuple[Rule, ...] = (
 
 
 def candidates(problem: GemmProblem, device: Device) -> list[GemmPlan]:
-    """Plans that fit the device; the stages are as many as fit."""
-    plans = _buildable(problem.a_dtype.name, problem.b_dtype.name, problem.d_dtype.name, problem.with_c, device)
+    """Plans that fit the device; the stages are as many as fit. Row-major scales of A are read as they lie, or turned before."""
+    fixed = problem.a_dtype.name, problem.b_dtype.name, problem.d_dtype.name, problem.with_c
+    plans = _buildable(*fixed, False, device)
+    if problem.row_scales:
+        plans = (*_buildable(*fixed, True, device), *plans)
     return [plan for plan in plans if first_broken(PROBLEM_RULES, plan, problem) is None]
 
 
 @lru_cache(maxsize=64)
-def _buildable(a_dtype: str, b_dtype: str, d_dtype: str, with_c: bool, device: Device) -> tuple[GemmPlan, ...]:
+def _buildable(a_dtype: str, b_dtype: str, d_dtype: str, with_c: bool, row_scales: bool, device: Device) -> tuple[GemmPlan, ...]:
     epilogues = [name for name, dtypes in EPILOGUES.items() if d_dtype in dtypes]
     sharings = [(cluster, multicast) for cluster, multicast in SHARINGS if device.clusters_at_once(cluster) >= 1]
     plans = []
     for block_m, block_n, epilogue in product(BLOCK_MS, BLOCK_NS, epilogues):
-        tile = GemmPlan(NAME, block_m, block_n, MIN_STAGES, a_dtype, b_dtype, d_dtype, epilogue=epilogue, with_c=with_c)
+        tile = GemmPlan(
+            NAME, block_m, block_n, MIN_STAGES, a_dtype, b_dtype, d_dtype, epilogue=epilogue, with_c=with_c, row_scales=row_scales
+        )
         if first_broken(RULES, tile) is None:
             # neither a cluster nor the loop takes shared memory
             stages = min(MAX_STAGES, most_stages(smem, tile, device))
@@ -125,7 +129,8 @@ def smem(plan: GemmPlan) -> SmemMap:
         ("d", staging_bytes(plan), 1, 1024),
         ("a", plan.block_m * plan.block_k, plan.num_stages, 1024),
         ("b", plan.block_n * plan.block_k, plan.num_stages, 1024),
-        ("sfa", -(-plan.block_m * 4 // 128) * 128, plan.num_stages, 128),
+        # row-major: four blocks' scales of each row
+        ("sfa", -(-plan.block_m * (16 if plan.row_scales else 4) // 128) * 128, plan.num_stages, 128),
         ("sfb", -(-column_scales(plan.block_n) * 16 // 128) * 128, plan.num_stages, 128),
         ("full", 8, plan.num_stages, 8),
         ("empty", 8, plan.num_stages, 8),
@@ -169,7 +174,7 @@ def bind(plan: GemmPlan, laid: Any) -> tuple[Any, ...]:
     return (
         TensorMap.of(laid.a, (plan.block_k, a_rows), swizzle=128),
         TensorMap.of(laid.b, (plan.block_k, b_rows), swizzle=128),
-        TensorMap.of(laid.sfa.T, (plan.block_m, 1)),
+        TensorMap.of(laid.sfa, (4, plan.block_m)) if plan.row_scales else TensorMap.of(laid.sfa.T, (plan.block_m, 1)),
         TensorMap.of(laid.sfb, (4, column_scales(plan.block_n))),
         TensorMap.of(laid.d, d_box, swizzle=d_swizzle, dtype=problem.d_dtype.name),
         u64(address(laid.d)),

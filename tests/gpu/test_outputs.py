@@ -1,5 +1,6 @@
 """On a GPU: output types, addends in one pass, e5m2, scales as they lie, settings, batch invariance; and many streams, threads, graphs, GPUs."""
 
+import dataclasses
 import threading
 
 import ml_dtypes
@@ -107,6 +108,32 @@ def test_scales_read_as_they_lie(cupy, rng, m, block_k, split):
     a, b, expected = problem(cupy, rng, m, 200, 2048)
     chosen = swapped(block_m, 64, 3, split=split, block_k=block_k, d_dtype="float32", row_scales=True)
     check(api.fp8_gemm_nt(a, b, cupy.zeros((m, 200), cupy.float32), plan=chosen), expected)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        plan(16, 64, 8, d_dtype="float32"),
+        plan(32, 64, 8, d_dtype="float16"),
+        plan(64, 48, 8, with_c=True),
+        plan(128, 192, 4, share="B"),
+        plan(256, 128, 4, share="A", epilogue="warp", rotate=True),
+        plan(256, 64, 3, d_dtype="float32", with_c=True),
+    ],
+    ids=lambda p: f"{p.name}-{p.d_dtype}",
+)
+def test_the_dense_kernel_reads_scales_as_they_lie(cupy, rng, chosen):
+    """Bit for bit what it makes of scales that were turned, on random data; rows of a wider array, K blocks no multiple of four."""
+    m, n, k = 300, 520, 1200
+    a, b = ([cupy.ascontiguousarray(x) for x in pair] for pair in operands(cupy, rng, m, n, k, "any"))
+    wide = cupy.full((m, 16), np.nan, cupy.float32)
+    wide[:, :10] = a[1]
+    c = held(cupy, np.ones((m, n), OUT[chosen.d_dtype])) if chosen.with_c else None
+    direct, turned = (held(cupy, np.zeros((m, n), OUT[chosen.d_dtype])) for _ in range(2))
+    for d, row_scales in ((direct, True), (turned, False)):
+        api.fp8_gemm_nt((a[0], wide[:, :10]), b, d, c, plan=dataclasses.replace(chosen, row_scales=row_scales))
+    assert_bits_equal(direct.get(), turned.get())
+    assert bool((direct != 0).any())
 
 
 @pytest.mark.parametrize("pdl", [False, True])

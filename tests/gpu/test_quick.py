@@ -63,6 +63,28 @@ def test_the_same_arrays_and_others_of_their_form(cupy, problem, quickly):
     assert_bits_equal(d.get(), expected2)
 
 
+@pytest.mark.parametrize("m", [8, 300])
+def test_row_major_scales(cupy, rng, m, quickly):
+    """By the kernel for few rows and by the dense one: nothing is turned, so nothing is made anew, and the call is one launch."""
+    problems = []
+    for _ in range(2):
+        a, b = ((cupy.ascontiguousarray(x), scale) for x, scale in operands(cupy, rng, m, N, K, "exact"))
+        problems.append((a, b, exact_integer_reference(*[x.get() for x in (*a, *b)], "float32")))
+    d = cupy.empty((m, N), cupy.float32)
+    (a, b, _), (a2, _, _) = problems
+    explained = api.explain(a, b, d)
+    assert explained.choice.plan.row_scales and explained.copies == ()
+    multiply = prepare_fp8_gemm_nt(a, b, d)
+    api.fp8_gemm_nt(a, b, d)
+    quickly()
+    for call in (api.fp8_gemm_nt, multiply):
+        for a, b, expected in problems * 2:
+            d.fill(np.nan)
+            call(a, b, d)
+            assert_bits_equal(d.get(), expected)
+    assert a2[1].strides == (K // 128 * 4, 4), "as the casts give them"
+
+
 def test_a_new_output(cupy, problem, quickly):
     a, b, _ = problem()
     first = api.fp8_gemm_nt(a, b)

@@ -34,6 +34,9 @@ SPREAD = [
     plan(128, 192, d_dtype="float16", with_c=True),
     swapped(64, 128, d_dtype="float16", with_c=True, row_scales=True),
     swapped(32, 64, split=2, block_k=256, with_c=True, row_scales=True),
+    plan(256, 128, share="A", epilogue="warp", rotate=True, with_c=True, row_scales=True),
+    plan(128, 192, share="B", d_dtype="float16", row_scales=True),
+    plan(64, 64, d_dtype="float32", row_scales=True),
 ]
 SPREAD = [
     *map(with_all_stages, SPREAD),

@@ -96,6 +96,13 @@ CASES = [
     (swapped(8, 64, split=2, block_k=256, pdl=True), 5, 70, 1024, 132),
     (skinny(8, 4, 2, pdl=True), 5, 50, 640, 132),  # fewer blocks than the depth has room for
     (skinny_rs(16, 3, 1, block_n=64, split=2, pdl=True), 9, 70, 640, 132),
+    (plan(16, 16, row_scales=True), 17, 19, 1153, 1),  # ten blocks of K: of the last four that come two lie beyond it
+    (plan(32, 48, d_dtype="float16", row_scales=True), 33, 50, 700, 1),
+    (plan(64, 64, epilogue="warp", with_c=True, row_scales=True), 70, 136, 640, 1),
+    (plan(128, 48, share="A", row_scales=True), 100, 140, 600, 2),
+    (plan(128, 64, epilogue="direct", share="B", with_c=True, row_scales=True), 130, 65, 200, 2),
+    (plan(256, 32, row_scales=True), 200, 40, 650, 1),  # both waves' rows of scales
+    (plan(256, 32, rotate=True, overlap=True, share="A", with_c=True, row_scales=True), 200, 70, 260, 2),
 ]
 
 
@@ -125,6 +132,9 @@ def test_the_cases_are_a_spread():
     assert {(p.multicast, p.epilogue) for p in plans} >= {("A", "tma"), ("B", "tma"), ("B", "warp"), ("B", "direct")}
     assert {p.d_dtype for p in plans} == {"bfloat16", "float16", "float32"}
     assert {(p.epilogue, p.with_c) for p in plans} == {(e, c) for e in DENSE_EPILOGUES for c in (False, True)}
+    by_rows = [p for p in plans if p.row_scales]
+    assert {p.block_m for p in by_rows} == set(DENSE_BLOCK_MS) and {p.multicast for p in by_rows} == {None, "A", "B"}
+    assert {p.d_dtype for p in by_rows} == {"bfloat16", "float16", "float32"} and {p.epilogue for p in by_rows} == set(DENSE_EPILOGUES)
 
 
 EVERY = [
@@ -153,7 +163,8 @@ def test_every_tile(chosen, rng):
 def test_random_small_problems(policy, rng):
     """Random plans on random problems of a few tiles."""
     for _ in range(60):
-        chosen = dataclasses.replace(EVERY[rng.integers(len(EVERY))], **LOOPS[rng.integers(len(LOOPS))])
+        chosen = EVERY[rng.integers(len(EVERY))]
+        chosen = dataclasses.replace(chosen, **LOOPS[rng.integers(len(LOOPS))], row_scales=bool(rng.integers(2)))
         m = int(rng.integers(1, 2 * chosen.block_m + 2))
         n = int(rng.integers(1, 2 * chosen.block_n + 2))
         if chosen.epilogue == "warp":

@@ -47,16 +47,17 @@ def uncompiled(monkeypatch, folder):
 
 
 @needs_compiler
-@pytest.mark.parametrize("m, kernels, launches", [(200, 1, 2), (16, 2, 1)])
-def test_after_a_warm_up_no_call_imports_the_compiler(folder, m, kernels, launches):
-    """A product, and the move of its row-major scales where it does not read them as they lie: compiled elsewhere, found here."""
+@pytest.mark.parametrize("m, k, kernels, launches", [(200, 640, 1, 2), (200, 512, 2, 1), (16, 512, 2, 1)])
+def test_after_a_warm_up_no_call_imports_the_compiler(folder, m, k, kernels, launches):
+    """A product, and the move of its row-major scales where it cannot read them as they lie: compiled elsewhere, found here."""
     steps = []
-    shape = {"shapes": [(m, 256, 512)], "d_dtype": "float32", "device": "h200"}
+    shape = {"shapes": [(m, 256, k)], "d_dtype": "float32", "device": "h200"}
     warmed = dgnumba.warmup(**shape, jobs=2, progress=lambda done, total: steps.append((done, total)))
     assert (warmed.compiled, len(warmed.kernels), len(warmed.moves)) == (kernels + 1, kernels, 1)
     assert steps == [(n, kernels + 1) for n in range(kernels + 2)]
-    called = first_call(folder, m, 256, 512, "row-major")
+    called = first_call(folder, m, 256, k, "row-major")
     assert len(called["launches"]) == launches
+    assert called["again"] == {"launches": launches, "is_quick": launches == 1}
     assert of_packages(called["modules"], "numba", "llvmlite", "cuda.core", "dgnumba.ptx") == []
     again = dgnumba.warmup(**shape)
     count = kernels + 1
@@ -134,7 +135,8 @@ def test_measured_plans_are_compiled_too(uncompiled):
     policy.save([ROW])
     gpu = dataclasses.replace(H200, index=0)
     assert ROW.plan in dgnumba.warmup([(ROW.problem.n, ROW.problem.k)], device=gpu).kernels
-    assert set(dgnumba.warmup([(ROW.problem.m, ROW.problem.n, ROW.problem.k)], device=gpu).kernels) == {ROW.plan}
+    by_rows = dataclasses.replace(ROW.plan, row_scales=True)
+    assert set(dgnumba.warmup([(ROW.problem.m, ROW.problem.n, ROW.problem.k)], device=gpu).kernels) == {ROW.plan, by_rows}
     assert ROW.plan not in dgnumba.warmup([(ROW.problem.m, ROW.problem.n, ROW.problem.k)], device="h200").kernels
 
 

@@ -156,8 +156,7 @@ class Work(NamedTuple):
     elements, is_warp, is_direct of a tile of D; its epilogue's kind
     halvings                     of a panel of 64 columns
     is_cluster                   whether CTAs wait for each other
-    sums                         registers of a thread's accumulator that it adds up for all CTAs of a split: between its share of the registers,
-                                 one in `split`, and what it reads of all, for all of one's
+    sums                         registers of a thread's accumulator, over the root of `split`: between its share of them and all that it reads
     is_rotated, is_by_rows       whether the loop over K is; whether A's scales are read as they lie in row-major memory
     read_bytes, write_bytes      of memory; A comes with a scale of 4 bytes for 128 elements, C as long as D
     l2_bytes, memory_rate        the device's, the latter in bytes a microsecond

@@ -67,10 +67,9 @@ def set_pdl(enabled: bool) -> None:
     They wait for its results before they read memory; kernels that do not wait of themselves (those for every GPU from sm_80 on) are launched as
     ever, and so is what comes from elsewhere.
 
-    The kernels for few tokens, FP8 and INT4, use the time: before they wait they have L2 ask for the first of their weights, which is right even
-    where the kernel before still writes these, and once they have asked for all of them they let the kernel behind them begin. They are other
-    binaries than those without, which `warmup` compiles where this is set before. A kernel of yours that is launched to begin early behind one of
-    these must wait too (`griddepcontrol.wait`).
+    The kernels for few tokens, FP8 and INT4, let the kernel behind them begin once they have asked for their last weights (others, as their
+    CTAs end). They are other binaries than those without, which `warmup` compiles where this is set before. A kernel of yours that is launched to
+    begin early behind one of these must wait too (`griddepcontrol.wait`).
     """
     _change(pdl=_switch("enabled", enabled))
 

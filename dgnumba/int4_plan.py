@@ -63,8 +63,8 @@ def validate_int4(plan: Int4Plan, problem: Int4Problem, device: Device, batch_in
         raise PlanError(f"plan: expected an Int4Plan, got {type(plan).__name__}")
     kernel = int4_kernel_named(plan.kernel)
     reason = kernel.supports(problem, device) or kernel.refusal(plan, problem)
-    if reason is None and plan.pdl and not kernel.PREFETCHES:
-        reason = "prefetches no weights, as pdl=True says"
+    if reason is None and plan.pdl and not kernel.LAUNCHES_DEPENDENTS:
+        reason = "lets no grid behind it begin early, as pdl=True says"
     if reason is None and batch_invariant and not kernel.is_batch_invariant(plan):
         reason = VARIES
     if reason is None:

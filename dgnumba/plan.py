@@ -186,8 +186,8 @@ def _misfit(plan: GemmPlan, problem: GemmProblem, kernel: KernelSpec, device: De
         return "is for products with an addend, got none" if plan.with_c else "is for products without an addend, got c (with_c=True)"
     if plan.row_scales and not problem.row_scales:
         return "reads A's scales row by row, which these cannot be: K contiguous, rows of whole 16 bytes"
-    if plan.pdl and not kernel.PREFETCHES:
-        return "prefetches no weights, as pdl=True says"
+    if plan.pdl and not kernel.LAUNCHES_DEPENDENTS:
+        return "lets no grid behind it begin early, as pdl=True says"
     if plan.block_k not in kernel.BLOCK_KS:
         return f"takes BLOCK_K of {kernel.BLOCK_KS}, got {plan.block_k}"
     if plan.cluster > device.num_sms:

@@ -90,17 +90,10 @@ def problems_with(plan: GemmPlan, got: Compiled) -> list[str]:
         "a local array in the PTX": not re.search(r"\.local\b", body),
         f"entry of {got.threads} threads is not fixed": f".maxntid {got.threads}" in body,
         "waits for the grids before it, or its rules say so": ("griddepcontrol.wait" in body) == KERNEL_OF[plan.kernel].WAITS,
-        f"prefetches weights and lets the next grid begin: {prefetches(got.ptx)}, its plan says {plan.pdl}": (
-            prefetches(got.ptx) == (plan.pdl, plan.pdl)
-        ),
+        f"its plan says pdl={plan.pdl}, the PTX otherwise": ("griddepcontrol.launch_dependents" in body) == plan.pdl,
         "target is not sm_90a": ".target sm_90a" in body,
     }
     return [fault for fault, holds in rules.items() if not holds]
-
-
-def prefetches(ptx: str) -> tuple[bool, bool]:
-    """Whether a kernel brings data (not tensor maps) into L2 ahead, and whether it lets the grid behind it begin."""
-    return bool(re.search(r"cp\.async\.bulk\.prefetch\.|prefetch\.global\.", ptx)), "griddepcontrol.launch_dependents" in ptx
 
 
 def chosen_plans() -> dict[GemmPlan, list[str]]:

@@ -130,7 +130,6 @@ TRIALS = {
         Product(swapped(8, 64, block_k=256, row_scales=True), 9, 64, 1152, 1),
         Product(swapped(8, 64, split=2, with_c=True, row_scales=True), 9, 72, 640, 132, margin=0),
         Product(swapped(8, 64, with_c=True), 9, 72, 640, 132, margin=0),
-        Several((Product(swapped(8, 64, pdl=True), 5, 67, 300, 132), Product(swapped(8, 64, block_k=256, pdl=True), 5, 67, 1024, 132))),
     ],
     SKINNY.NAME: [
         Product(skinny(8, 2, 2), 5, 50, 640, 132),
@@ -139,7 +138,6 @@ TRIALS = {
         # every number of blocks of K from none for a warp to a second round of all that are on their way
         Several(tuple(Product(skinny(8, 4, 1), 3, 16, 128 * blocks, 132) for blocks in range(1, 8))),
         Product(skinny(8, 1, 2), 3, 16, 128, 132),
-        Product(skinny(8, 2, 2, pdl=True), 3, 20, 384, 132),
     ],
     SKINNY_RS.NAME: [
         Product(skinny_rs(16, 1, 2, block_n=64), 9, 70, 640, 132),
@@ -151,7 +149,6 @@ TRIALS = {
         Product(skinny_rs(16, 1, 2, block_n=64), 3, 16, 128, 132),
         Product(skinny_rs(16, 1, 4, block_n=64), 3, 16, 1024, 132),
         Product(skinny_rs(16, 1, 1, block_n=64, split=2), 9, 70, 640, 132),
-        Product(skinny_rs(16, 2, 2, block_n=64, pdl=True), 9, 70, 384, 132),
     ],
     PORTABLE.NAME: [
         Product(portable("float8_e4m3fn", 16, 64), 16, 60, 640, 132),
@@ -169,7 +166,6 @@ TRIALS = {
         Int4Product("int8", "int4_row", 8, 70, 512, (8, 64, 2, 2, 1), 1, "int32"),
         Int4Product("int8", "int4_g64", 5, 67, 200, (8, 64, 1, 2, 1), with_bias=True, with_c=True),
         Int4Product("bfloat16", "int4_g128", 8, 130, 256, (8, 128, 1, 2, 1), 1),
-        Int4Product("bfloat16", "int4_g128", 8, 130, 256, (8, 128, 1, 3, 1), pdl=True),
     ],
     PORTABLE_INT4.NAME: [
         Int4Product("bfloat16", "int4_row", 8, 20, 600, (8, 64, 1, 3, 1), kernel=PORTABLE_INT4.NAME),

@@ -4,7 +4,6 @@ _TWO_WAYS = "chooses between two ways to the same number, of which the longer is
 _GRIDS = "orders grids, which set_pdl lets overlap: the emulator runs one after another"
 _RECONVERGES = "every lane arrives at the barrier behind it and lane 0 publishes its own inits: it only reconverges the warp"
 _PAST_K = "blocks past the end of K are copies of nothing: zeros into a stage that nobody reads any more"
-_HINT = "what is brought into L2 ahead is a hint, which no run shows; tests/kernels/test_prefetch.py holds it to the loads"
 
 EQUIVALENT: dict[str, str] = {
     "*: drop wait: thread.griddepcontrol_wait #*": _GRIDS,
@@ -25,10 +24,6 @@ EQUIVALENT: dict[str, str] = {
     "sm90_fp8_gemm_1d2d_swap_ab.multiply: wait count: wgmma.wait +1 #2": "the wait before it has waited for the only group",
     "sm90_fp8_gemm_1d2d_swap_ab.multiply: wait count: wgmma.wait +1 #3": "the wait before it has waited for the only group",
     "sm90_fp8_gemm_1d2d_swap_ab.kernel: drop barrier: thread.syncwarp #0": _RECONVERGES,
-    "sm90_fp8_gemm_1d2d_swap_ab.prefetch_weights: *": _HINT,
-    "sm90_fp8_gemm_1d2d_swap_ab.kernel: drop predicate: if thread.lane_idx() == 0 #1": _HINT,
-    "sm90_int4_gemm.prefetch_weights: *": _HINT,
-    "sm90_int4_gemm.produce: drop predicate: if thread.lane_idx() == 0 #1": _HINT,
     "sm90_int4_gemm.produce: drop barrier: thread.syncwarp #0": _RECONVERGES,
     "quantize_scales.quotient: *": _TWO_WAYS,
     "quantize_scales.scale_of: edge: bits < NORMAL_BITS #0": _TWO_WAYS,

@@ -292,7 +292,7 @@ def test_only_kernels_that_wait_are_launched_early(monkeypatch, chosen, is_depen
     for pdl in (True, False):
         prepared.PreparedLaunch(SimpleNamespace(kernel=KERNEL_OF[chosen.kernel], plan=chosen), lay_out(operands), device, pdl)
     assert [shape.pdl for shape in shapes] == [is_dependent, False]
-    assert built == [dataclasses.replace(chosen, pdl=KERNEL_OF[chosen.kernel].PREFETCHES), chosen]
+    assert built == [dataclasses.replace(chosen, pdl=KERNEL_OF[chosen.kernel].LAUNCHES_DEPENDENTS), chosen]
 
 
 # Batch invariance

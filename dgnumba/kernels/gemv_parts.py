@@ -8,7 +8,7 @@ from numba import cuda
 
 from .._numba import device_function
 from ..integers import u32, u64
-from ..ptx import Fragment, Registers, memory, prefetch, select, thread, unrolled
+from ..ptx import Fragment, Registers, memory, select, thread, unrolled
 from ..ptx.addend import load_element_for
 from ..ptx.fragment import Held
 from .epilogue import STORES
@@ -43,24 +43,6 @@ def load_rows_for(rows: int, is_once: bool, pieces: int = 2) -> Callable[..., An
         return words
 
     return load
-
-
-@unrolled
-def prefetch_rows(base: u64, offsets: Registers, k: u32) -> None:
-    """prefetch.global.L2 - ask L2 for the 128 bytes of each row that four lanes will load by `load_rows_for` in two pieces: for 32 a lane.
-
-    NOTE: a sector of L2 is 32 bytes: whether a prefetch brings one of them or the whole line of 128, PTX does not say.
-
-    PTX:       ISA 9.0, "prefetch, prefetchu"
-    Scope:     thread
-    Args:      base     u64  global address of the operand
-               offsets  u32 registers: bytes from there to this lane's 32 of each row
-               k        u32  byte of the row where the block begins
-    Returns:   nothing
-    Emulates:  as prefetch.line
-    """
-    for i in range(len(offsets)):
-        prefetch.line(base + (offsets[i] + k))
 
 
 def load_scales_for(count: int) -> Callable[..., Any]:

@@ -107,7 +107,7 @@ class Int4Kernel(Protocol):
     """The whole interface of a kernel with weights of 4 bits; as `KernelSpec`, but that it prices its own plans.
 
     MAPPED_ARRAYS  whose tensor maps `bind` gives, in order
-    WAITS          as of `KernelSpec`, as is PREFETCHES
+    WAITS          as of `KernelSpec`, as is LAUNCHES_DEPENDENTS
     SCALARS        what its other arguments are, in order: addresses of arrays of `Int4LaidOut`, and numbers
     """
 
@@ -115,7 +115,7 @@ class Int4Kernel(Protocol):
     MAPPED_ARRAYS: tuple[str, ...]
     SCALARS: tuple[str, ...]
     WAITS: bool
-    PREFETCHES: bool
+    LAUNCHES_DEPENDENTS: bool
 
     def supports(self, problem: Int4Problem, device: Device) -> str | None:
         """None when the kernel takes the problem on the device, else the reason why not."""

@@ -76,7 +76,7 @@ def supports(problem: GemmProblem, device: Device) -> str | None:
 
 ROW_SCALES = False
 WAITS = False
-PREFETCHES = False
+LAUNCHES_DEPENDENTS = False
 
 
 def is_batch_invariant(plan: GemmPlan) -> bool:

@@ -126,7 +126,7 @@ def estimate(plan: Int4Plan, problem: Int4Problem, device: Device) -> float:
 
 
 WAITS = False
-PREFETCHES = False
+LAUNCHES_DEPENDENTS = False
 MAPPED_ARRAYS: tuple[str, ...] = ()
 """It needs no tensor map."""
 

@@ -23,7 +23,7 @@ BLOCK_MS, BLOCK_NS, BLOCK_KS = (16, 32, 64, 128, 256), tuple(range(16, 193, 16))
 MIN_STAGES, MAX_STAGES = 3, 16
 ROW_SCALES = True
 WAITS = True
-PREFETCHES = False
+LAUNCHES_DEPENDENTS = False
 
 
 def supports(problem: GemmProblem, device: Device) -> str | None:

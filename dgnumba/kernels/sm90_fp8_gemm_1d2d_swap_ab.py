@@ -23,7 +23,7 @@ from numba import cuda
 from .._numba import device_function
 from ..integers import u32, u64
 from ..layouts.descriptors import SmemDescriptor, TensorMap, low_word
-from ..ptx import Fragment, barrier, fragment, mbarrier, memory, prefetch, thread, tma, unrolled, wgmma
+from ..ptx import Fragment, barrier, fragment, mbarrier, memory, thread, tma, unrolled, wgmma
 from ..ptx.addend import add_columns_for, load_element_for
 from .epilogue import STORES, Output
 from .pipeline import FULL_ARRIVALS, Slot, empty_arrivals, next_slot
@@ -108,19 +108,6 @@ def build(plan: GemmPlan) -> Built:
             rank = thread.cluster_ctarank()
             first, last = stages * rank // SPLIT, stages * (rank + 1) // SPLIT
         return (m + (BLOCK_M - 1)) // BLOCK_M, (n + (BLOCK_N - 1)) // BLOCK_N, first, last
-
-    @device_function
-    def prefetch_weights(tmap_b, m, n, k):  # type: ignore[no-untyped-def]
-        """Ask L2 for the ring's first round of B: of this CTA's first tile, as there is no CTA without one."""
-        m_blocks, _, first, last = work(m, n, k)
-        n_idx = u32(cuda.blockIdx.x) // SPLIT // m_blocks * BLOCK_N
-        stage, end = first, min(first + NUM_STAGES, last)
-        while stage < end:
-            if BLOCKS == 1:
-                prefetch.tensor_2d(tmap_b, stage * 128, n_idx)
-            else:
-                prefetch.tensor_3d(tmap_b, u32(0), n_idx, stage * BLOCKS)
-            stage += 1
 
     @device_function
     def producer(tmap_a, tmap_b, tmap_sfa, tmap_sfb, smem, m, n, k):  # type: ignore[no-untyped-def]
@@ -263,15 +250,11 @@ def build(plan: GemmPlan) -> Built:
             thread.syncwarp()
             # the producer tells that the barriers stand, and does not wait for anyone: its loads start at once
             barrier.arrive(1, THREADS)
-            if PDL:
-                # NOTE: of weights only, and into L2 only: whatever the grid before still writes, a load behind the wait finds.
-                if thread.lane_idx() == 0:
-                    prefetch_weights(tmap_b, m, n, k)
             thread.griddepcontrol_wait()
             if thread.lane_idx() == 0:
                 producer(tmap_a, tmap_b, tmap_sfa, tmap_sfb, smem, m, n, k)
             if PDL:
-                # NOTE: behind the wait, so that only one grid before the next still runs; and behind the loads, with which its prefetches compete.
+                # NOTE: behind the wait, so that only one grid before the next still runs; and behind the loads, as it was measured (bench/NOTES.md).
                 thread.griddepcontrol_launch_dependents()
         else:
             barrier.sync(1, THREADS)

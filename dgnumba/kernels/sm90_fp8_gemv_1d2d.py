@@ -23,7 +23,7 @@ from .._numba import device_function
 from ..integers import u32, u64
 from ..ptx import Fragment, Imm, Registers, fragment, memory, mma, thread, unrolled
 from .epilogue import Output
-from .gemv_parts import add_up_for, load_rows_for, load_scales_for, prefetch_rows, row_offsets_for, scale_offsets_for, store_partial
+from .gemv_parts import add_up_for, load_rows_for, load_scales_for, row_offsets_for, scale_offsets_for, store_partial
 from .sm90_fp8_gemv_1d2d_rules import smem, threads
 from .spec import Built, GemmPlan
 
@@ -79,13 +79,6 @@ def build(plan: GemmPlan) -> Built:
     weight_offsets, token_offsets, scale_offsets = row_offsets_for(2), row_offsets_for(GROUPS), scale_offsets_for(SCALES)
     multiply, promote = multiply_for(BLOCK_M, plan.a_dtype), fragment.promote_columns
     add_up = add_up_for(plan, THREADS)
-
-    @device_function
-    def prefetch_weights(block, blocks, at, chunk):  # type: ignore[no-untyped-def]
-        """Ask L2 for a warp's first DEPTH blocks of weights; a lane's bytes of a row begin at twice its `chunk`."""
-        for i in range(DEPTH):
-            if block + i * WARPS < blocks:
-                prefetch_rows(at.b, at.of_weights, (block + i * WARPS) * 128 + chunk)
 
     @device_function
     def fetch(block, at):  # type: ignore[no-untyped-def]
@@ -157,13 +150,10 @@ def build(plan: GemmPlan) -> Built:
             of_tokens,
             of_scales,
         )
-        if PDL:
-            # NOTE: of weights only, and into L2 only: whatever the grid before still writes, a load behind the wait finds.
-            prefetch_weights(warp_idx % WARPS, k // 128, at, chunk)
         thread.griddepcontrol_wait()
         total = sums(warp_idx % WARPS, k // 128, at)
         if PDL:
-            # NOTE: behind the wait, so that only one grid before the next still runs; and behind the loads, with which its prefetches compete.
+            # NOTE: behind the wait, so that only one grid before the next still runs; and behind the loads, as it was measured (bench/NOTES.md).
             thread.griddepcontrol_launch_dependents()
         store_partial(total, smem_partial + warp_idx * SUMS_BYTES + lane_idx * 4)
         cuda.syncthreads()

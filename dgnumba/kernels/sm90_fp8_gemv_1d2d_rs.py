@@ -28,7 +28,7 @@ from ..layouts.descriptors import SmemDescriptor, low_word
 from ..ptx import Fragment, Registers, barrier, fragment, memory, select, thread, unpack, unrolled, wgmma
 from ..ptx.fragment import Held
 from .epilogue import Output
-from .gemv_parts import add_up_for, load_rows_for, prefetch_rows, row_offsets_for, store_partial
+from .gemv_parts import add_up_for, load_rows_for, row_offsets_for, store_partial
 from .sm90_fp8_gemv_1d2d_rs_rules import columns, slices, smem, threads, warpgroups
 from .spec import Built, GemmPlan
 
@@ -178,13 +178,6 @@ def build(plan: GemmPlan) -> Built:
     promote, add_up = fragment.promote_columns, add_up_for(plan, THREADS)
 
     @device_function
-    def prefetch_weights(step, steps, at, chunk):  # type: ignore[no-untyped-def]
-        """Ask L2 for the weights of a warp's first DEPTH steps; a lane's bytes of a row begin at twice its `chunk`."""
-        for i in range(DEPTH):
-            if step + i * STRIDE < steps:
-                prefetch_rows(at.b, at.of_weights, (step + i * STRIDE) * (128 * SLICES) + chunk)
-
-    @device_function
     def fetch(step, at):  # type: ignore[no-untyped-def]
         """Ask for all that a warp needs of step `step`: SLICES blocks of K."""
         weights = load_weights(at.b, at.of_weights, step * (128 * SLICES))
@@ -257,13 +250,10 @@ def build(plan: GemmPlan) -> Built:
             smem_tokens + warp // 2 * 1024 + row * 128 + ((warp % 2 * 4) ^ row) * 16 + word * 4,
             smem_scales + lane_idx * 4, smem_scales + word * 8, low_word(smem_tokens), slice_idx, group, zero,
         )  # fmt: skip
-        if PDL:
-            # NOTE: of weights only, and into L2 only: whatever the grid before still writes, a load behind the wait finds.
-            prefetch_weights(rank * GROUPS + group, k // (128 * SLICES), at, word * 16)
         thread.griddepcontrol_wait()
         total = sums(rank * GROUPS + group, k // (128 * SLICES), at)
         if PDL:
-            # NOTE: behind the wait, so that only one grid before the next still runs; and behind the loads, with which its prefetches compete.
+            # NOTE: behind the wait, so that only one grid before the next still runs; and behind the loads, as it was measured (bench/NOTES.md).
             thread.griddepcontrol_launch_dependents()
         partial = smem + PARTIAL
         store_partial(total, partial + (rows * WARPS + group * SLICES + slice_idx) * SUMS_BYTES + lane_idx * 4)

@@ -34,7 +34,7 @@ def supports(problem: GemmProblem, device: Device) -> str | None:
 
 ROW_SCALES = True
 WAITS = True
-PREFETCHES = True
+LAUNCHES_DEPENDENTS = True
 
 
 def is_batch_invariant(plan: GemmPlan) -> bool:

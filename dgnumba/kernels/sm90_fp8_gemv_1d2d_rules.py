@@ -41,7 +41,7 @@ def supports(problem: GemmProblem, device: Device) -> str | None:
 
 ROW_SCALES = False
 WAITS = True
-PREFETCHES = True
+LAUNCHES_DEPENDENTS = True
 
 
 def is_batch_invariant(plan: GemmPlan) -> bool:

@@ -23,7 +23,7 @@ from .._numba import device_function
 from ..dtypes import DTYPES
 from ..integers import u32, u64
 from ..layouts.descriptors import TensorMap, low_word
-from ..ptx import barrier, convert, fragment, mbarrier, memory, prefetch, thread, tma
+from ..ptx import barrier, convert, fragment, mbarrier, memory, thread, tma
 from .int4_finish import finish_for, store_partial, store_tile_for
 from .int4_spec import Int4Plan
 from .int4_stage import stage_for
@@ -63,16 +63,6 @@ def build(plan: Int4Plan) -> Built:
             rank = thread.cluster_ctarank()
             first, last = stages * rank // SPLIT, stages * (rank + 1) // SPLIT
         return (m + (BLOCK_M - 1)) // BLOCK_M, (tiles + (TILES - 1)) // TILES, first, last
-
-    @device_function
-    def prefetch_weights(w_ptr, m, tiles, records):  # type: ignore[no-untyped-def]
-        """Ask L2 for the ring's first round of records: of this CTA's first tile, as there is no CTA without one."""
-        m_blocks, _, first, last = work(m, tiles, records)
-        n_idx = u32(cuda.blockIdx.x) // SPLIT // m_blocks * TILES
-        stages = min(u32(NUM_STAGES), last - first)
-        for t in range(TILES):
-            row = u64(min(n_idx + t, tiles - 1)) * records + first * RECORDS
-            prefetch.bulk(w_ptr + row * RECORD_BYTES, stages * ROW_BYTES)
 
     @device_function
     def producer(tmap_a, tmap_sfa, w_ptr, smem, m, tiles, records):  # type: ignore[no-untyped-def]
@@ -187,15 +177,11 @@ def build(plan: Int4Plan) -> Built:
             thread.syncwarp()
             # the producer tells that the barriers stand, and does not wait for anyone: its loads start at once
             barrier.arrive(1, EVERYONE)
-            if PDL:
-                # NOTE: of weights only, and into L2 only: whatever the grid before still writes, a load behind the wait finds.
-                if thread.lane_idx() == 0:
-                    prefetch_weights(w_ptr, m, tiles, records)
             thread.griddepcontrol_wait()
             if thread.lane_idx() == 0:
                 producer(tmap_a, tmap_sfa, w_ptr, smem, m, tiles, records)
             if PDL:
-                # NOTE: behind the wait, so that only one grid before the next still runs; and behind the loads, with which its prefetches compete.
+                # NOTE: behind the wait, so that only one grid before the next still runs; and behind the loads, as it was measured (bench/NOTES.md).
                 thread.griddepcontrol_launch_dependents()
 
     def kernel(tmap_a, tmap_sfa, w_ptr, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, m, n, tiles, records):  # type: ignore[no-untyped-def]

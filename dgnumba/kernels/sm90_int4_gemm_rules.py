@@ -183,7 +183,7 @@ def estimate(plan: Int4Plan, problem: Int4Problem, device: Device) -> float:
 
 
 WAITS = True
-PREFETCHES = True
+LAUNCHES_DEPENDENTS = True
 MAPPED_ARRAYS = ("a", "sfa")
 """Whose tensor maps `bind` gives, in order."""
 

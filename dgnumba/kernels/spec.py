@@ -28,8 +28,7 @@ class GemmPlan:
     widen                      operands become float16 in the registers, where the tensor core lacks their type
     with_c                     an addend is read and added before the one rounding
     row_scales                 A's scales are read as they lie in row-major memory, K contiguous, rows of whole 16 bytes; else MN-major
-    pdl                        for a launch that may begin before the grid before it ends (`launched`): its first weights come to L2 before it
-                               waits for that grid, and it lets the next one begin
+    pdl                        for a launch that may begin before the grid before it ends (`launched`): it lets the next begin behind its own loads
     """
 
     kernel: str
@@ -136,10 +135,10 @@ def changed(plan: P, **changes: Any) -> P:
 def launched(plan: P, kernel: Any, pdl: bool) -> P:
     """The plan that is built for a launch with `set_pdl` on, or off.
 
-    NOTE: a field of the plan, not an argument of the kernel: what would stand before the first load, which few rows are made of, stands in no
-    binary that is launched without. A process has the one setting or the other, so that a layer has as many binaries as ever.
+    NOTE: a field of the plan, not an argument of the kernel: what is launched without stays as it was measured, and lets nobody begin behind it. A
+    process has the one setting or the other, so that a layer has as many binaries as ever.
     """
-    return changed(plan, pdl=True) if pdl and kernel.PREFETCHES else plan
+    return changed(plan, pdl=True) if pdl and kernel.LAUNCHES_DEPENDENTS else plan
 
 
 def most_stages(smem: Callable[[P], SmemMap], plan: P, device: Device) -> int:
@@ -151,11 +150,11 @@ def most_stages(smem: Callable[[P], SmemMap], plan: P, device: Device) -> int:
 class KernelSpec(Protocol):
     """The whole interface of a kernel: `plan` and `launch` know no kernel by name. Only `build` needs Numba.
 
-    MAPPED_ARRAYS  whose tensor maps `bind` gives, in order
-    POINTERS       whose addresses are the first of the other arguments
-    ROW_SCALES     whether a plan of it may read A's scales as they lie in row-major memory
-    WAITS          whether it waits for the grids before it itself (griddepcontrol.wait), so that it may be launched before they end
-    PREFETCHES     whether plans of it may have `pdl`
+    MAPPED_ARRAYS        whose tensor maps `bind` gives, in order
+    POINTERS             whose addresses are the first of the other arguments
+    ROW_SCALES           whether a plan of it may read A's scales as they lie in row-major memory
+    WAITS                whether it waits for the grids before it itself (griddepcontrol.wait), so that it may be launched before they end
+    LAUNCHES_DEPENDENTS  whether plans of it may have `pdl`: it lets the grids behind it begin (griddepcontrol.launch_dependents)
     """
 
     NAME: str
@@ -164,7 +163,7 @@ class KernelSpec(Protocol):
     BLOCK_KS: tuple[int, ...]
     ROW_SCALES: bool
     WAITS: bool
-    PREFETCHES: bool
+    LAUNCHES_DEPENDENTS: bool
 
     def supports(self, problem: GemmProblem, device: Device) -> str | None:
         """None when the kernel takes the problem on the device, else the reason why not."""

@@ -10,7 +10,7 @@ from dgnumba import emu
 from dgnumba.integers import u32, u64
 from dgnumba.launching import launch, tensor_map
 from dgnumba.layouts.descriptors import TensorMap
-from dgnumba.ptx import barrier, convert, matrix, mbarrier, memory, thread, tma
+from dgnumba.ptx import barrier, convert, matrix, mbarrier, memory, prefetch, thread, tma
 
 pytestmark = pytest.mark.gpu
 
@@ -144,6 +144,29 @@ def test_memory(cupy, rng):
         np.full(96 * 4, 7, np.uint32),
     )
     same(both(cupy, stores, 1, 96, args, smem=2048))
+
+
+def prefetching(flat, box, source, out):
+    """Ask for boxes inside, over the edge of and outside their tensors, for a span and a line; then read, as if nothing had been asked for."""
+    i = u32(cuda.threadIdx.x)
+    if i == 0:
+        for step in range(4):
+            prefetch.tensor_2d(flat, u32(64) * step, u32(3) * step)
+            prefetch.tensor_3d(box, u32(64) * step, u32(3) * step, u32(step))
+        prefetch.tensor_2d(flat, u32(0) - 16, u32(0) - 1)
+        prefetch.bulk(memory.global_address(source), u32(1024))
+    prefetch.line(memory.global_address(source) + u64(i) * 32)
+    thread.syncwarp()
+    out[i] = memory.load_global_f32(memory.global_address(source) + u64(i) * 4)
+
+
+def test_prefetches_change_nothing(cupy, rng):
+    flat, box = (rng.integers(0, 256, shape, dtype=np.uint8) for shape in ((8, 160), (2, 8, 160)))
+    source = rng.standard_normal(256).astype(np.float32)
+    args, maps = (flat, box, source, np.zeros(32, np.float32)), ((0, (64, 4), 0), (1, (64, 4, 2), 0))
+    pairs = both(cupy, prefetching, 1, 32, args, maps=maps)
+    same(pairs)
+    assert (pairs[-1][1] == source[:32]).all()
 
 
 def boxes_kernel(rank, box_bytes, words):

@@ -87,7 +87,7 @@ def test_the_spread_is_one():
 def test_the_check_is_no_rubber_stamp():
     """Each rule fires."""
     chosen = SPREAD[0]
-    body = "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 .f64 div.u64 call .local prefetch.global.L2"
+    body = "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 .f64 div.u64 call .local griddepcontrol.launch_dependents"
     bad = Compiled(256, 8, 16, 4, ("warning",), 256, 3, body)
     assert len(problems_with(chosen, bad)) == 15
     assert expected_wgmma(plan(256, 64)) == 8 and expected_wgmma(plan(64, 64)) == 4

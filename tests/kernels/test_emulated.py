@@ -91,10 +91,10 @@ CASES = [
     (swapped(8, 64, row_scales=True), 5, 65, 900, 1),  # eight blocks of K: four come, of which one is taken
     (swapped(24, 64, block_k=256, row_scales=True), 20, 64, 768, 1),  # the last two of four come from beyond K
     (swapped(8, 64, split=2, block_k=512, row_scales=True), 8, 64, 1152, 132),
-    # weights asked for before the grid before has ended
-    (swapped(8, 64, pdl=True), 5, 130, 130, 1),  # a round of the ring reaches past K: nothing is asked for there
+    # built to let the grid behind it begin
+    (swapped(8, 64, pdl=True), 5, 130, 130, 1),
     (swapped(8, 64, split=2, block_k=256, pdl=True), 5, 70, 1024, 132),
-    (skinny(8, 4, 2, pdl=True), 5, 50, 640, 132),  # fewer blocks than the depth has room for
+    (skinny(8, 4, 2, pdl=True), 5, 50, 640, 132),
     (skinny_rs(16, 3, 1, block_n=64, split=2, pdl=True), 9, 70, 640, 132),
     (plan(16, 16, row_scales=True), 17, 19, 1153, 1),  # ten blocks of K: of the last four that come two lie beyond it
     (plan(32, 48, d_dtype="float16", row_scales=True), 33, 50, 700, 1),

@@ -1,15 +1,14 @@
-"""Kernels that begin early: their prefetches run, and weights that the kernel before still writes are read as it leaves them."""
+"""Kernels that begin early, behind kernels that let them: what the kernel before still writes is read as it leaves it."""
 
+import dataclasses
+
+import ml_dtypes
 import numpy as np
 import pytest
 from cases import skinny, skinny_rs, swapped
-from gpu.test_operations import both, same
-from numba import cuda
 
 import dgnumba
 from dgnumba import api, config
-from dgnumba.integers import u32, u64
-from dgnumba.ptx import memory, prefetch, thread
 from dgnumba.testing import assert_bits_equal
 
 pytestmark = pytest.mark.gpu
@@ -24,29 +23,6 @@ def cupy():
 def settings():
     yield
     config.set_pdl(False)
-
-
-def prefetching(flat, box, source, out):
-    """Ask for boxes inside, over the edge of and outside their tensors, for a span and a line; then read, as if nothing had been asked for."""
-    i = u32(cuda.threadIdx.x)
-    if i == 0:
-        for step in range(4):
-            prefetch.tensor_2d(flat, u32(64) * step, u32(3) * step)
-            prefetch.tensor_3d(box, u32(64) * step, u32(3) * step, u32(step))
-        prefetch.tensor_2d(flat, u32(0) - 16, u32(0) - 1)
-        prefetch.bulk(memory.global_address(source), u32(1024))
-    prefetch.line(memory.global_address(source) + u64(i) * 32)
-    thread.syncwarp()
-    out[i] = memory.load_global_f32(memory.global_address(source) + u64(i) * 4)
-
-
-def test_prefetches_change_nothing(cupy, rng):
-    flat, box = (rng.integers(0, 256, shape, dtype=np.uint8) for shape in ((8, 160), (2, 8, 160)))
-    source = rng.standard_normal(256).astype(np.float32)
-    args, maps = (flat, box, source, np.zeros(32, np.float32)), ((0, (64, 4), 0), (1, (64, 4, 2), 0))
-    pairs = both(cupy, prefetching, 1, 32, args, maps=maps)
-    same(pairs)
-    assert (pairs[-1][1] == source[:32]).all()
 
 
 N, K, ROUNDS = 512, 1024, 30
@@ -64,7 +40,7 @@ PLANS = [
 def test_weights_that_the_kernel_before_writes(cupy, rng, chosen):
     """A product whose D is the next one's weights, with other weights each time: its bytes in bfloat16 are codes, none of them NaN.
 
-    The first writes [8, N * K / 16] elements, small integers; the second takes the same bytes as [N, K]. What L2 brought too early would be the round
+    The first writes [8, N * K / 16] elements, small integers; the second takes the same bytes as [N, K]. What was read too early would be the round
     before's.
     """
     tokens = 8
@@ -92,6 +68,28 @@ def test_weights_that_the_kernel_before_writes(cupy, rng, chosen):
 
     expected = chain()
     assert len({out.tobytes() for out in expected}) == ROUNDS, "weights differ from round to round"
+    config.set_pdl(True)
+    for _ in range(3):
+        assert_bits_equal(chain(), expected)
+
+
+@pytest.mark.parametrize("tokens, width", [(8, 512), (40, 1024)])
+def test_tokens_that_the_kernel_before_writes(cupy, rng, tokens, width):
+    """A chain of INT4 products, each the next one's tokens: what was read too early would be those of a layer before."""
+    q = dgnumba.quantize(rng.standard_normal((width, width)).astype(np.float32) * width**-0.5, "int4_g128")
+    w = dgnumba.prepare_int4_weights(q, "bfloat16")
+    w = dataclasses.replace(w, stream=cupy.asarray(w.stream))
+    first = cupy.asarray(rng.standard_normal((tokens, width)).astype(ml_dtypes.bfloat16).view(np.uint16))
+
+    def chain():
+        layers = [first, *(cupy.zeros((tokens, width), cupy.uint16) for _ in range(ROUNDS))]
+        for x, d in zip(layers, layers[1:]):
+            dgnumba.int4_gemm_nt(x, w, d)
+        return cupy.stack(layers).get()
+
+    expected = chain()
+    assert len({layer.tobytes() for layer in expected}) == ROUNDS + 1, "layers differ"
+    assert np.isfinite(expected.view(ml_dtypes.bfloat16).astype(np.float32)).all()
     config.set_pdl(True)
     for _ in range(3):
         assert_bits_equal(chain(), expected)

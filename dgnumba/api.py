@@ -16,7 +16,7 @@ from .errors import ProblemError
 from .kernels import Built, GemmPlan
 from .layouts.operands import LaidOut, has_readable_rows, lay_out
 from .plan import Choice
-from .prepared import Planned, prepared, quick, quick_new, remember
+from .prepared import Launched, Planned, prepared, quick, quick_new, remember
 from .prepared import built as built_kernel
 from .problem import Operands, check_fp8_gemm_nt, settle
 from .xp import address, device_of, empty, namespace
@@ -303,8 +303,9 @@ def explain(a: Any, b: Any, d: Any = None, c: Any = None, *, check: bool | None 
     settings = config.current()
     device = settings.limited(Device.of(operands.a))
     choice = _choose(operands, plan, device, settings)
-    built = built_kernel(choice)
-    return Explanation(operands, _lay_out(operands, choice.plan).copies, device, choice, built, resources_of(choice, built, device))
+    launched = Launched.of(choice, settings.pdl)
+    built = built_kernel(launched)
+    return Explanation(operands, _lay_out(operands, choice.plan).copies, device, choice, built, resources_of(launched, built, device))
 
 
 def resources_of(choice: Planned, built: Built, device: Device) -> str:

@@ -19,7 +19,7 @@ from .int4_prepared import prepared, quick, remember
 from .int4_problem import Int4Problem
 from .kernels import Built
 from .kernels.int4_spec import Int4Plan
-from .prepared import built
+from .prepared import Launched, built
 from .quant.int4_host import int4_gemm_nt_host
 from .xp import device_of, namespace
 
@@ -212,8 +212,9 @@ def explain_int4(a: Any, w: Any, d: Any = None, c: Any = None, *, bias: Any = No
     settings = config.current()
     device = settings.limited(Device.of(operands.a))
     choice = _choose(operands.problem, plan, device, settings)
-    made = built(choice)
-    return Int4Explanation(operands, lay_out(operands).copies, device, choice, made, resources_of(choice, made, device))
+    launched = Launched.of(choice, settings.pdl)
+    made = built(launched)
+    return Int4Explanation(operands, lay_out(operands).copies, device, choice, made, resources_of(launched, made, device))
 
 
 __all__ = ["Int4Explanation", "explain_int4", "int4_gemm_nt"]

@@ -5,11 +5,14 @@ import re
 import numpy as np
 import pytest
 from api_cases import BAD, full, ones
-from cases import plan
+from cases import H200, plan
 
-from dgnumba import api
+import dgnumba
+from dgnumba import api, config, int4, prepared
+from dgnumba.device import Device
 from dgnumba.errors import PlanError, ProblemError
 from dgnumba.kernels import KERNELS, GemmPlan
+from dgnumba.kernels.spec import launched
 from dgnumba.testing import exact_problem
 
 
@@ -97,3 +100,19 @@ def test_explain_refuses_as_the_call_does():
     changes, error, message = BAD["scale shape"]
     with pytest.raises(error, match=message):
         api.explain(changes["a"], ones(4, 6, 256)[1])
+
+
+@pytest.mark.parametrize("pdl", [False, True])
+def test_explain_tells_of_the_kernel_that_calls_launch(pdl, monkeypatch):
+    """Of the one that is built for an early begin where `set_pdl` asks for it: registers of another binary would be nobody's."""
+    monkeypatch.setattr(Device, "current", classmethod(lambda cls: H200))
+    monkeypatch.setattr(config, "_settings", config.Settings(pdl=pdl))
+    told = []
+    for module in (api, int4):
+        monkeypatch.setattr(module, "resources_of", lambda choice, built, device: told.append((choice.plan, built)) or "")
+    weights = dgnumba.quantize(np.ones((64, 256), np.float32), "int4_g128")
+    for explained in (api.explain(*ones(4, 64, 256)), dgnumba.explain_int4(np.ones((4, 256), np.float16), weights)):
+        plan, built = told.pop(0)
+        assert plan == launched(explained.choice.plan, explained.choice.kernel, pdl)
+        assert plan.pdl == pdl and explained.choice.plan.pdl is False
+        assert built is explained.built is prepared.built(prepared.Launched(plan, explained.choice.kernel))

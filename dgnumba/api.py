@@ -262,7 +262,8 @@ class Explanation:
             "lay out    " + ("\n           ".join(self.copies) or "nothing to copy"),
             f"problem    {p.flops / 1e9:.2f} GFLOP, {p.bytes / 1e6:.2f} MB at least",
             f"plan       {plan.kernel}: tile {plan.block_m}x{plan.block_n}x{plan.block_k}, {plan.num_stages} stages, "
-            + _shared(plan) + "widened to float16, " * plan.widen + f"{plan.epilogue} epilogue; plan={plan.name!r}",
+            + _shared(plan) + "widened to float16, " * plan.widen + "row-major scales, " * plan.row_scales
+            + f"{plan.epilogue} epilogue; plan={plan.name!r}",
             f"why        {tiles} tiles on {slots} of {self.device.num_sms} multiprocessors ({self.device.name}): {-(-tiles // slots)} waves; "
             f"{est.total:.1f} us expected, bound by {est.bound} (tensor {est.tensor:.1f}, loads {est.load:.1f}, L2 {est.l2:.1f}, "
             f"memory {est.memory:.1f}, epilogues {est.epilogue:.1f}, launch {est.launch:.1f})",
@@ -276,7 +277,7 @@ class Explanation:
         row = self.choice.measured
         if row is not None:
             return f"fastest of {self.choice.considered} plans that were measured here: {row.us:.1f} us ({row.method})"
-        others = "; ".join(f"{q.name} {e.total:.1f} us" for q, e in self.choice.runners_up) or "none"
+        others = "; ".join(f"{q.label} {e.total:.1f} us" for q, e in self.choice.runners_up) or "none"
         return f"cheapest of {self.choice.considered} plans; next: {others}"
 
 

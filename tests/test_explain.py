@@ -13,6 +13,8 @@ from dgnumba.device import Device
 from dgnumba.errors import PlanError, ProblemError
 from dgnumba.kernels import KERNELS, GemmPlan
 from dgnumba.kernels.spec import launched
+from dgnumba.plan import choose
+from dgnumba.problem import GemmProblem
 from dgnumba.testing import exact_problem
 
 
@@ -83,7 +85,7 @@ def test_explain_of_a_callers_plan():
 
 def test_a_plan_by_its_name():
     text = str(api.explain(*ones(70, 70, 512), plan="64x32x128 s3 c2B tma"))
-    assert "tile 64x32x128, 3 stages, clusters of 2 sharing B, tma epilogue; plan='64x32x128 s3 c2B tma'" in text
+    assert "tile 64x32x128, 3 stages, clusters of 2 sharing B, row-major scales, tma epilogue; plan='64x32x128 s3 c2B tma'" in text
     a, b = ones(16, 16, 128)
     assert (api.fp8_gemm_nt(a, b, on="emulator", plan="16x16x128 s3 tma").astype(np.float32) == 128).all()
     with pytest.raises(PlanError, match="needs N of a multiple of 8 for the warp epilogue"):
@@ -100,6 +102,19 @@ def test_explain_refuses_as_the_call_does():
     changes, error, message = BAD["scale shape"]
     with pytest.raises(error, match=message):
         api.explain(changes["a"], ones(4, 6, 256)[1])
+
+
+def test_explain_tells_how_scales_are_read(monkeypatch):
+    """Of two plans of one name one reads A's scales as they lie, for the other they are turned."""
+    monkeypatch.setattr(api, "resources_of", lambda *args: "not asked for")
+    explained = api.explain(*ones(20, 64, 512))
+    assert explained.choice.plan.row_scales and " stages, no cluster, row-major scales, registers epilogue; plan=" in str(explained)
+    assert "row-major scales" not in str(api.explain(*ones(20, 64, 500), plan=plan(32, 32)))
+    chosen = choose(GemmProblem(8192, 7168, 16384, row_scales=True), H200)
+    shown = [p.label for p in (chosen.plan, *(p for p, _ in chosen.runners_up))]
+    assert len({p.name for p, _ in ((chosen.plan, None), *chosen.runners_up)}) < len(shown) == len(set(shown)) == 4
+    text = api.Explanation._against(api.Explanation(None, (), H200, chosen, None, ""))
+    assert all(f"{label} " in text for label in shown[1:])
 
 
 @pytest.mark.parametrize("pdl", [False, True])

@@ -33,8 +33,7 @@ def warmup(
         warmed = dgnumba.warmup(extents, device=device, d_dtype=dtype.value, with_c=with_c, jobs=jobs, progress=step)
     out = console()
     for plan, needed_by in warmed.kernels.items():
-        name = plan.name + ", row-major scales" * plan.row_scales
-        out.print(f"{name:44s} {plan.kernel:28s} {' '.join('x'.join(map(str, shape)) for shape in needed_by)}")
+        out.print(f"{plan.label:44s} {plan.kernel:28s} {' '.join('x'.join(map(str, shape)) for shape in needed_by)}")
     out.print(str(warmed))
     if plans is not None:
         out.print(f"calls keep to these kernels where DGNUMBA_PLANS_PER_LAYER={plans} is set")

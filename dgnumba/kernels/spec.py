@@ -58,6 +58,11 @@ class GemmPlan:
         loop = " rotate" * self.rotate + " overlap" * self.overlap + " widen" * self.widen + (f" w{self.warps}" if self.warps else "")
         return f"{self.block_m}x{self.block_n}x{self.block_k} s{self.num_stages}{shared} {self.epilogue}{loop}"
 
+    @property
+    def label(self) -> str:
+        """The name, and how A's scales are read where they are not MN-major: one product has plans of one name that differ in that."""
+        return self.name + ", row-major scales" * self.row_scales
+
 
 _NAME = re.compile(r"(?:(sm\w+) )?(\d+)x(\d+)x(\d+) s(\d+)(?: c(\d+)([ABK]))? (\w+)((?: \w+)*?)(?: w(\d+))?")
 FROM_PROBLEM = ("with_c", "row_scales")

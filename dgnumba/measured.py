@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any
 
 from ._version import __version__
@@ -13,6 +13,7 @@ from .kernels import GemmPlan
 from .problem import GemmProblem
 
 _PLAN_FIELDS = {field.name for field in fields(GemmPlan)}
+_REQUIRED = {field.name for field in fields(GemmPlan) if field.default is MISSING}
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,9 @@ def _pair(granularity: list[int] | None) -> tuple[int, int] | None:
 
 
 def _plan(row: Mapping[str, Any]) -> GemmPlan:
-    if row.keys() != _PLAN_FIELDS:
-        raise ValueError(f"a plan has the fields {', '.join(sorted(_PLAN_FIELDS))}")
+    # one written before there was a field is as that field's default has it
+    if not _REQUIRED <= set(row) <= _PLAN_FIELDS:
+        raise ValueError(f"plan: expected the fields {', '.join(sorted(_PLAN_FIELDS))}, got {', '.join(sorted(row))}")
     return GemmPlan(**row)
 
 

@@ -41,7 +41,9 @@ def test_a_row_comes_back_from_json():
         {"m": -1},
         {"m": "x"},
         {"a_dtype": "float9"},
+        {"plan": 3},
         {"plan": {}},
+        {"plan": {name: value for name, value in ROW.to_json()["plan"].items() if name != "block_m"}},
         {"plan": ROW.to_json()["plan"] | {"speed": 9}},
         {"us": "fast"},
         {"others": [1]},
@@ -51,6 +53,17 @@ def test_a_row_comes_back_from_json():
 def test_a_row_that_nobody_wrote_is_refused(change):
     with pytest.raises(ProblemError):
         Measured.from_json(ROW.to_json() | change)
+
+
+def test_a_row_from_before_a_field_is_read(kept):
+    """Else one old row would make the whole file unreadable, and `dgnumba tune` refuse to add to it."""
+    old = ROW.to_json()
+    for written in (old["plan"], *(other for other, _ in old["others"])):
+        del written["pdl"], written["row_scales"]
+    kept.write_text(json.dumps({"schema": 1, "rows": [old, old | {"dgnumba": "0.0.9"}]}))
+    assert policy.choose(PROBLEM, GPU).measured == ROW
+    policy.save([dataclasses.replace(ROW, gpu="another")])
+    assert [row.version for row in policy.rows(kept)] == [ROW.version, "0.0.9", ROW.version]
 
 
 def test_the_measured_plan_is_chosen_for_its_problem_on_its_gpu_alone():

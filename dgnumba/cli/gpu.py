@@ -21,7 +21,6 @@ CURE = "python -m pip install 'dgnumba[cuda13]'"
 """The line that brings all that a GPU needs beside its driver."""
 
 _FLUSH_BYTES = 1 << 28  # several times the L2 of any Hopper GPU
-_FASTEST_MEMORY = 5e12  # bytes a second: no GPU that there is reads faster
 
 
 @functools.cache
@@ -62,13 +61,13 @@ def seconds(call: Callable[[], Any], runs: int = 20, *, flush: bool = True) -> f
     """
     import cupy
 
-    cold = cupy.zeros(_FLUSH_BYTES // 4, cupy.float32) if flush else None
+    read: Callable[[], Any] = cupy.zeros(_FLUSH_BYTES // 4 if flush else 0, cupy.float32).sum
     begin, end = cupy.cuda.Event(), cupy.cuda.Event()
-    reads = _reads_that_cover(call) if flush else 0
+    reads = _reads_that_cover(call, read) if flush else 0
     times = []
     for _ in range(runs + 1):
         for _ in range(reads):
-            cold.sum()  # type: ignore[union-attr]
+            read()
         begin.record()
         call()
         end.record()
@@ -77,14 +76,21 @@ def seconds(call: Callable[[], Any], runs: int = 20, *, flush: bool = True) -> f
     return float(statistics.median(times[1:]))
 
 
-def _reads_that_cover(call: Callable[[], Any]) -> int:
+def _reads_that_cover(call: Callable[[], Any], read: Callable[[], Any]) -> int:
     """How often the flush is read so that the GPU is still at it when the call is queued: for twice the time that the host takes, and once more."""
     import cupy
 
+    begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+    read()  # compiles it
+    read()  # keeps the GPU busy until the next is queued
+    begin.record()
+    read()
+    end.record()
     call()
     cupy.cuda.get_current_stream().synchronize()
     began = time.perf_counter()
     call()
     on_the_host = time.perf_counter() - began
     cupy.cuda.get_current_stream().synchronize()
-    return 1 + math.ceil(2 * on_the_host / (_FLUSH_BYTES / _FASTEST_MEMORY))
+    a_read = float(cupy.cuda.get_elapsed_time(begin, end)) * 1e-3
+    return 1 + math.ceil(2 * on_the_host / a_read)

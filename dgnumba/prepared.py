@@ -160,22 +160,24 @@ class QuickCall:
 
 
 class PlacedCall:
-    """A launch with all that it passes, on CuPy's arrays of one GPU: what is left to find out is the stream, and whether the GPU is current."""
+    """A launch with all that it passes, on CuPy's arrays of one GPU: what is left to find out is the stream, and whether the GPU's primary context
+    is current.
+    """
 
-    __slots__ = ("_bound", "_calls", "_current_device", "_current_stream", "_device")
+    __slots__ = ("_bound", "_calls", "_context", "_current_context", "_current_stream", "_device")
 
     def __init__(self, bound: driver.BoundLaunch, device: int) -> None:
-        self._bound, self._device = bound, device
+        self._bound, self._device, self._context = bound, device, bound.context
         self._calls: dict[int, Callable[[], Any]] = {}
-        self._current_stream, self._current_device = sys.modules["cupy"].cuda.get_current_stream, device_question()
+        self._current_stream, self._current_context = sys.modules["cupy"].cuda.get_current_stream, context_question()
 
     def run(self, stream: Any) -> None:
         """Queue the kernel on `stream`; None: on CuPy's current one."""
         device = self._device
         handle = (self._current_stream(device).ptr or launching.LEGACY) if stream is None else launching.stream_of((), device, stream)
         try:
-            is_current = self._current_device() == device
-        except Exception:  # CuPy's way of saying that the thread has no context yet: it gets one then
+            is_current = self._current_context() == self._context
+        except Exception:  # CuPy's way of saying that the driver has not begun: `_bound` says what is wrong then, if anything is
             is_current = False
         if not is_current:
             return self._bound(handle)
@@ -194,6 +196,15 @@ class PlacedCall:
         if len(self._calls) >= _KEPT:
             self._calls.clear()
         return self._calls.setdefault(stream, made)
+
+
+def context_question() -> Callable[[], int]:
+    """What asks the driver for this thread's context: as `device_question`.
+
+    NOTE: not for the device: a thread may have another context of it current (a green one, say), in which a function of the primary one is none.
+    """
+    found: Callable[[], int] | None = getattr(getattr(sys.modules["cupy"].cuda, "driver", None), "ctxGetCurrent", None)
+    return found or driver.current_context
 
 
 def device_question() -> Callable[[], int | None]:

@@ -37,6 +37,7 @@ class Bound:
     """A launch that records: what it passes, the stream, and whether the GPU was taken to be current."""
 
     has_attributes = True
+    context = 7000  # of GPU 0
 
     def __init__(self, launches, values):
         self.launches, self.values = launches, values
@@ -53,10 +54,10 @@ class Bound:
 
 @pytest.fixture
 def cupy(monkeypatch):
-    """As much of CuPy as `quick` asks; `cupy.device` is the thread's current GPU."""
+    """As much of CuPy as `quick` asks; `cupy.device` is the thread's current GPU, `cupy.own` a context there that is not the primary one."""
     cupy = ModuleType("cupy")
-    cupy.ndarray, cupy.device, cupy.stream = Array, 0, 0
-    question = SimpleNamespace(ctxGetDevice=lambda: cupy.device)
+    cupy.ndarray, cupy.device, cupy.stream, cupy.own = Array, 0, 0, None
+    question = SimpleNamespace(ctxGetDevice=lambda: cupy.device, ctxGetCurrent=lambda: cupy.own or 7000 + cupy.device)
     cupy.cuda = SimpleNamespace(get_current_stream=lambda device: SimpleNamespace(ptr=cupy.stream), driver=question)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     return cupy
@@ -262,10 +263,20 @@ def test_F32_the_gpu_is_made_current_where_it_is_not(operands, cupy):
         raise RuntimeError("CUDA_ERROR_INVALID_CONTEXT")
 
     prepared.forget_choices()
-    cupy.cuda.driver.ctxGetDevice = no_context
+    cupy.cuda.driver.ctxGetCurrent = no_context
     prepared.remember((x, sfx, y, sfy, d), recorder(launches), laid_out([x, sfx, y, sfy, d]), config.current())
     assert prepared.quick((x, sfx), (y, sfy), d, None)
     assert [how for _, _, how in launches] == ["queued", "entered", "queued", "entered"]
+
+
+def test_F32_in_a_context_of_the_callers_own_the_function_of_the_primary_one_is_not_used(operands, cupy, monkeypatch):
+    """A green context, say: the kernel is launched there by the handle that holds everywhere."""
+    _, _, (x, sfx, y, sfy, d), launches = operands
+    cupy.cuda.driver.launchKernel = lambda bound, stream: launches.append((bound.values, stream, "by CuPy"))
+    monkeypatch.setattr(Bound, "has_attributes", False)
+    for cupy.own in (None, 9000, None):
+        assert prepared.quick((x, sfx), (y, sfy), d, None)
+    assert [how for _, _, how in launches] == ["by CuPy", "entered", "by CuPy"]
 
 
 def test_cupys_launch_is_used_where_there_are_no_attributes_and_ours_where_it_fails(operands, cupy, monkeypatch):

@@ -113,6 +113,21 @@ def device_of(address: int) -> int:
     return int(check(cuda.cuPointerGetAttribute(key, address), f"looking up {address:#x}"))
 
 
+def current_context() -> int:
+    """The handle of this thread's current context; 0 where the thread has none."""
+    return int(check(api().cuCtxGetCurrent(), "reading the current context"))
+
+
+def primary(device: int) -> Any:
+    """The device's primary context, which the CUDA runtime and what is built on it use."""
+    context = _primary.get(device)
+    if context is None:
+        # NOTE: retained once and never released: other libraries in the process share it.
+        context = check(api().cuDevicePrimaryCtxRetain(device), f"opening device {device}")
+        context = _primary.setdefault(device, context)
+    return context
+
+
 def enter(device: int) -> Any | None:
     """Make `device` current in this thread; returns what `leave` takes, or None: nothing to undo.
 
@@ -123,11 +138,7 @@ def enter(device: int) -> Any | None:
     status, current = cuda.cuCtxGetDevice()
     if not status and int(current) == device:
         return None
-    context = _primary.get(device)
-    if context is None:
-        # NOTE: retained once and never released: other libraries in the process share it.
-        context = check(cuda.cuDevicePrimaryCtxRetain(device), f"opening device {device}")
-        context = _primary.setdefault(device, context)
+    context = primary(device)
     previous = None if status else check(cuda.cuCtxGetCurrent(), "reading the current context")
     check(cuda.cuCtxSetCurrent(context), f"making device {device} current")
     return previous

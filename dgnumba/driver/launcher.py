@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import LaunchError, ProblemError
-from .context import api, failure, on_device
+from .context import api, failure, on_device, primary
 from .kernel import Kernel
 from .tensor_map import EncodedMap
 
@@ -110,7 +110,9 @@ class Launcher:
         self._configs: dict[int, Any] = {}
         with on_device(device):
             kernel.prepare(device, shape.smem, shape.cluster_size)
-            self._in_context = kernel.in_context()
+            # NOTE: the caller's own context may be current, which the handle would not outlive
+            self.context = int(primary(device))
+            self._in_context = kernel.in_context(primary(device))
 
     def __call__(self, scalars: Sequence[Any], maps: tuple[EncodedMap, ...], stream: int) -> None:
         """Queue the kernel on `stream`. Raises `LaunchError` where the driver refuses."""
@@ -186,10 +188,15 @@ class BoundLaunch:
         with on_device(self._launcher.device):
             self.queue(stream)
 
+    @property
+    def context(self) -> int:
+        """The handle of the device's primary context, where `plain` holds."""
+        return self._launcher.context
+
     def plain(self, stream: int) -> tuple[int, ...] | None:
         """What ``cuLaunchKernel`` takes for it: function, grid, block, shared memory, stream, parameters, extra; None where it has attributes.
 
-        For the device's primary context alone, where `queue` works in any.
+        For the device's primary context alone, where `queue` works in any of the device's.
         """
         shape = self._launcher.shape
         if shape.cluster_size > 1 or shape.pdl:

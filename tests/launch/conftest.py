@@ -36,6 +36,7 @@ class FakeDriver:
         self.refuse = {}
         self.sizes = []
         self.pointers = {}
+        self.owns = {}  # the device of each context that is not a primary one, by its handle
         self.current = threading.local()
         self.pause = 0.0
         self._encode = ENCODE(self._encode_tiled)
@@ -79,13 +80,15 @@ class FakeDriver:
 
     def cuCtxGetCurrent(self):
         index = getattr(self.current, "device", None)
-        return self._done("cuCtxGetCurrent", None if index is None else f"context of {index}")
+        own = getattr(self.current, "own", None)  # a context beside the primary one, of the device that is current
+        return self._done("cuCtxGetCurrent", self.real.CUcontext(own or (0 if index is None else 7000 + index)))
 
     def cuDevicePrimaryCtxRetain(self, index):
-        return self._done("cuDevicePrimaryCtxRetain", f"context of {index}")
+        return self._done("cuDevicePrimaryCtxRetain", self.real.CUcontext(7000 + index))
 
     def cuCtxSetCurrent(self, chosen):
-        self.current.device = int(chosen.removeprefix("context of "))
+        known = self.owns.get(int(chosen))
+        self.current.own, self.current.device = (int(chosen), known) if known is not None else (None, int(chosen) - 7000)
         return self._done("cuCtxSetCurrent")
 
     def cuPointerGetAttribute(self, key, address):
@@ -101,7 +104,8 @@ class FakeDriver:
         return self._done("cuLibraryGetKernel", self.real.CUkernel(1000 + library))
 
     def cuKernelGetFunction(self, kernel):
-        return self._done("cuKernelGetFunction", self.real.CUfunction(int(kernel) + 1000 * (1 + self.current.device)))
+        where = getattr(self.current, "own", None) or 1000 * (1 + self.current.device)
+        return self._done("cuKernelGetFunction", self.real.CUfunction(int(kernel) + where))
 
     def cuKernelSetAttribute(self, key, value, kernel, index):
         self.attributes[key.name, index] = value

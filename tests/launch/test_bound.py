@@ -72,6 +72,19 @@ def test_a_launch_without_attributes_is_what_cuLaunchKernel_takes(fake_driver):
     assert read == done.values and struct.unpack("<I", read[0]) == (7,)
 
 
+def test_the_handle_is_the_primary_contexts_whichever_is_current(fake_driver):
+    """One of the caller's own, of the same device, stays current, and is what `queue` launches in."""
+    fake_driver.owns[500_000] = 0
+    expected = launcher(fake_driver, ["u32"], [4]).bind((7,), ()).plain(5)[0]
+    fake_driver.current.own = 500_000
+    bound = launcher(fake_driver, ["u32"], [4]).bind((7,), ())
+    assert driver.current_context() == 500_000
+    assert bound.plain(5)[0] == expected + 1, "of the second kernel that was loaded"
+    assert bound.context == 7000 == int(driver.context.primary(0))
+    bound(5)
+    assert (driver.current_context(), fake_driver.launches[0].device) == (500_000, 0)
+
+
 @pytest.mark.parametrize("shape", [LaunchShape((4, 1, 1), (32, 1, 1), 0, (2, 1, 1)), LaunchShape((4, 1, 1), (32, 1, 1), pdl=True)])
 def test_one_with_attributes_is_not(fake_driver, shape):
     assert launcher(fake_driver, ["u32"], [4], shape).bind((7,), ()).plain(5) is None

@@ -43,10 +43,6 @@ from .errors import DTypeError
 Specials = Literal["ieee", "fn", "fnuz", "none"]
 
 
-def _named(name: str) -> DType:
-    return DTYPES[name]
-
-
 @dataclass(frozen=True)
 class DType:
     """An element type. For integers `exponent` is 0, and `mantissa` all bits but the sign."""
@@ -69,7 +65,7 @@ class DType:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # There is one of each type, in another process and after a copy too: `is` tells types apart.
-        return _named, (self.name,)
+        return as_dtype, (self.name,)
 
     @property
     def itemsize(self) -> int:

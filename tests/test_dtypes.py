@@ -1,6 +1,7 @@
 """dtypes: every code of every small type, and the integer encoder against ml_dtypes."""
 
 import copy
+import dataclasses
 import pickle
 
 import ml_dtypes
@@ -261,3 +262,8 @@ def test_rows_can_be_keys_and_read_as_their_names():
 def test_a_type_stays_itself_in_another_process_and_in_a_copy(dtype):
     """`is` tells types apart; a QTensor that another process made is as good as one's own."""
     assert pickle.loads(pickle.dumps(dtype)) is dtype and copy.deepcopy(dtype) is dtype
+
+
+def test_a_type_that_another_version_pickled_is_refused_by_name():
+    with pytest.raises(DTypeError, match="dtype: expected one of .*; got float3_e1m1fn"):
+        pickle.loads(pickle.dumps(dataclasses.replace(DTYPES["float4_e2m1fn"], name="float3_e1m1fn")))

@@ -175,7 +175,7 @@ def rows_of(ours: Ours, others: Callable[[int], dict[str, Call]], m: int, flush:
                 "bench": f"int4_gemm_nt:{FAMILY[kind]}", "m": m, "n": n, "k": k, "activation": kind,
                 "format": f"int4_g{k if kind == 'int4' else args.group} {args.scale}", "us": time_us,
                 "tflops": round(2e-6 * m * n * k / time_us, 1), "rivals": {name: us[name] for name in beside if name in us},
-                "method": {"flush": flush.kind, "timer": "cupti", "runs": args.runs, "rounds": args.rounds, "interleaved": True, "data": "random"},
+                "method": {"flush": flush.kind, "timer": "cupti", "runs": len(runs), "rounds": args.rounds, "interleaved": True, "data": "random"},
                 "plan": plan.name, "chosen": i == 0, "floor_us": round(problem.bytes / notes.copied, 3),
                 "estimate": int4_kernel_named(plan.kernel).estimate(plan, problem, ours.device),
                 "choices": [plan.block_m, plan.block_n, plan.records, plan.split, plan.num_stages],
@@ -196,11 +196,16 @@ def timed(calls: dict[str, Call], flush: Flush, rounds: int, notes: Notes) -> di
         return in_turns(calls, flush, rounds, notes.seen)
     except Exception as error:
         print(f"taking turns: {one_line(error)}", flush=True)
-        bad = [name for name, call in calls.items() if name.split()[0] not in FAMILY and not is_timed_alone(name, call, flush)]
+        bad = [name for name, call in calls.items() if not is_ours(name) and not is_timed_alone(name, call, flush)]
         if not bad:
             raise
         notes.without += bad
         return in_turns({name: call for name, call in calls.items() if name not in bad}, flush, rounds, notes.seen)
+
+
+def is_ours(name: str) -> bool:
+    """Whether a call is one of our plans, named by the activations and a number; not a rival."""
+    return name.split()[0] in FAMILY
 
 
 def is_timed_alone(name: str, call: Call, flush: Flush) -> bool:
@@ -228,7 +233,7 @@ class Notes:
     def show(self) -> None:
         """Print what was counted."""
         for name, kernels in self.seen.items():
-            if name.split()[0] not in FAMILY:
+            if not is_ours(name):
                 told = [f"{'' if counts else 'not '}counted {kernel[:50]}" for kernel, counts in kernels.items()]
                 print(f"{name}: distance {self.distances.get(name, 0.0):.2g}, {'; '.join(dict.fromkeys(told))}")
 
@@ -255,8 +260,8 @@ def measure(n: int, k: int, args: Any, env: dict[str, Any], notes: Notes) -> tup
 
 
 def measured(process: Apart, n: int, k: int, args: Any, env: dict[str, Any], notes: Notes) -> tuple[list[dict[str, Any]], Notes]:
-    """`measure` by a process; where that breaks, once more by another one, without the call that broke it, nor is that called at later N x K.
-    What breaks twice has no rows.
+    """`measure` by a process; where that breaks, once more by another one, without the rival that broke it, nor is that called at later N x K.
+    What breaks twice has no rows. Ours is called again: without it there is nothing to measure.
     """
     for given in (process, None):
         used = given or Apart(int4_ready.import_all, makers_of(args))
@@ -265,7 +270,8 @@ def measured(process: Apart, n: int, k: int, args: Any, env: dict[str, Any], not
             return result
         except RuntimeError as error:
             print(f"{n}x{k}: {used.doing or 'between calls'}: {error}", flush=True)
-            notes.without.append(used.doing)
+            if used.doing and not is_ours(used.doing):
+                notes.without.append(used.doing)
         finally:
             used.close()
     return [], notes

@@ -286,7 +286,8 @@ def save(rows: list[dict[str, Any]], out: Path | None) -> None:
 
 def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
     """What tells a row from others: two with the same key are of the same problem and method."""
-    return tuple(str(row.get(x)) for x in ("bench", "m", "n", "k", "cache", "activation")) + (str((row.get("method") or {}).get("flush")),)
+    told = "bench", "m", "n", "k", "cache", "activation", "format"
+    return *(str(row.get(x)) for x in told), str((row.get("method") or {}).get("flush"))
 
 
 if __name__ == "__main__":

@@ -103,13 +103,11 @@ def needed(problem: GemmProblem, device: Device, any_m: bool, batch_invariant: b
         return [policy.choose(problem, device, batch_invariant).plan]
     table = policy.table() if device.index is not None else None
     measured = [
-        planning.measured_for(row.plan, replace(problem, m=row.problem.m), device)
+        policy.choose(replace(problem, m=row.problem.m), device, batch_invariant).plan
         for row in (table.rows() if table is not None else ())
         if row.gpu == device.name and replace(row.problem, m=problem.m, with_c=problem.with_c, row_scales=problem.row_scales) == problem
     ]
     most = policy.plans_per_layer()
-    if batch_invariant:
-        measured = [plan for plan in measured if planning.kernel_named(plan.kernel).is_batch_invariant(plan)]
     if most is None:
         found = list(layer_plans.chosen(problem, device, batch_invariant))
     else:

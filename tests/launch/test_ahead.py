@@ -140,6 +140,16 @@ def test_measured_plans_are_compiled_too(uncompiled):
     assert ROW.plan not in dgnumba.warmup([(ROW.problem.m, ROW.problem.n, ROW.problem.k)], device="h200").kernels
 
 
+def test_a_measured_plan_that_no_longer_fits_is_not_compiled_but_what_a_call_takes_then(uncompiled):
+    from test_policy import ROW
+
+    policy.save([dataclasses.replace(ROW, plan=dataclasses.replace(ROW.plan, num_stages=60))])
+    gpu = dataclasses.replace(H200, index=0)
+    with pytest.warns(RuntimeWarning, match="is not taken, but planned anew"):
+        compiled = dgnumba.warmup([(ROW.problem.n, ROW.problem.k)], device=gpu).kernels
+    assert choose(ROW.problem, H200).plan in compiled and all(plan.num_stages < 60 for plan in compiled)
+
+
 def test_without_a_gpu_it_says_for_which_one_it_compiled(uncompiled, monkeypatch):
     monkeypatch.setattr(ahead.Device, "current", classmethod(lambda cls: H200))
     assert str(dgnumba.warmup([(16, 256, 512)])).startswith("3 kernels for NVIDIA H200, since no GPU is here: 3 compiled")

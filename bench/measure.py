@@ -58,8 +58,8 @@ def copy_bandwidth() -> tuple[float, float]:
     return out[0], out[1]
 
 
-def kernel_times(calls: dict[str, Call], flush: Flush, rounds: int) -> dict[str, float]:
-    """Median microseconds of each call, the calls taking turns for `rounds` rounds."""
+def kernels_run(calls: dict[str, Call], flush: Flush, rounds: int) -> list[Any]:
+    """The profiler's events of what ran on the GPU, flushes included, while the calls took turns for `rounds` rounds; not of the warm-up."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -72,11 +72,15 @@ def kernel_times(calls: dict[str, Call], flush: Flush, rounds: int) -> dict[str,
                 flush()
                 call()
         torch.cuda.synchronize()
+    return [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+
+
+def kernel_times(calls: dict[str, Call], flush: Flush, rounds: int) -> dict[str, float]:
+    """Median microseconds of each call, the calls taking turns for `rounds` rounds."""
     found: dict[str, list[float]] = {name: [] for name in calls}
-    for event in profiler.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            for name, (_, kernels) in calls.items():
-                if any(part in event.name for part in kernels):
-                    found[name].append(event.time_range.elapsed_us())
+    for event in kernels_run(calls, flush, rounds):
+        for name, (_, kernels) in calls.items():
+            if any(part in event.name for part in kernels):
+                found[name].append(event.time_range.elapsed_us())
     # a call that launches several kernels counts their sum
     return {name: statistics.median(us) if len(us) == rounds else sum(us) / rounds for name, us in found.items() if us}

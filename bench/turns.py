@@ -5,9 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-import torch
-from measure import Call, Flush
-from torch.profiler import ProfilerActivity, profile
+from measure import Call, Flush, kernels_run
 
 
 def _is_flush(name: str) -> bool:
@@ -22,17 +20,8 @@ def in_turns(calls: dict[str, Call], flush: Flush, rounds: int, seen: dict[str, 
     kernels, and whether they count.
     """
     assert flush.kind == "read", f"flush: expected read, got {flush.kind}"
-    for call, _ in calls.values():
-        call()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        for _ in range(rounds):
-            for call, _ in calls.values():
-                flush()
-                call()
-        torch.cuda.synchronize()
-    events = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    events = sorted((e for e in events if not e.name.startswith(("Memset", "Memcpy"))), key=lambda e: e.time_range.start)
+    events = [e for e in kernels_run(calls, flush, rounds) if not e.name.startswith(("Memset", "Memcpy"))]
+    events.sort(key=lambda e: e.time_range.start)
     runs: list[list[Any]] = []
     was_flush = False
     for event in events:

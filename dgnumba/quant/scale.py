@@ -31,9 +31,10 @@ LEAST_SCALE = np.float32(2.0**-126)
 """Of the other rules, in float32: the least whose inverse is finite. A block of zeros has it."""
 
 LEAST_GLOBAL = np.float32(2.0**-100)
+"""Of a tensor's one scale above its block scales: times the least of those it still has a finite inverse."""
+
 LEAST_GIVEN, MOST_GIVEN = np.float32(2.0**-116), np.nextafter(np.float32(2.0**128 / 448), np.float32(0))
 """Of a tensor's scale that the caller gives: with it the least scale of a block is ten binades from subnormal, and the largest finite."""
-"""Of a tensor's one scale above its block scales: times the least of those it still has a finite inverse."""
 
 Statistic = Literal["amax", "extrema"]
 

@@ -267,7 +267,8 @@ def _e2m1_word(values: Any, inverse: Any, bits: int, ties_to_zero: bool, clips: 
         found, signs = fours[0] & 0x0F0F0F0F, fours[0] >> 4 & 0x08080808
     else:
         even, odd = fours
-        found, signs = packed.merge_bits(even, odd << 4, 0x0F0F0F0F), packed.merge_bits(even >> 4, odd, 0x0F0F0F0F)
+        # NOTE: beside the sign of a NaN are ones of its mantissa; to mask them is no instruction more, as lop3 has three operands.
+        found, signs = packed.merge_bits(even, odd << 4, 0x0F0F0F0F), packed.merge_bits(even >> 4, odd, 0x0F0F0F0F) & 0x88888888
     codes = found + _each(1, bits) >> 1 & _each(7, bits)
     if ties_to_zero:
         signs = signs & codes + _each(7, bits)  # with 7 more, bit 3 is set of all but 0

@@ -97,13 +97,21 @@ def test_encode_in_pairs(packed, clips, rng):
         assert [int(w) for w in in_a_thread(lambda w=words, i=inverse: encode.operation.body(w, (i,)))] == want
 
 
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("element, packed, ties_to_zero", CASES)
 @pytest.mark.parametrize("dtype", ITEMSIZE)
-def test_of_a_nan_all_codes_are_0(dtype, rng):
-    words = words_of(elements(rng, 6.0), dtype)
-    for element in ("float4_e2m1fn", "int4", "int8"):
-        encode = quantize_registers.encode_for(dtype, element)
+def test_of_a_nan_all_codes_are_0(dtype, element, packed, ties_to_zero, clips, rng):
+    """Also beside elements that are not finite themselves, as where the scale became NaN by them."""
+    x = elements(rng, 6.0)
+    x[[0, 3, 5, 10]] = np.nan, np.inf, -np.inf, -np.nan
+    words = words_of(x, dtype)
+    for by_powers in (False, True) if element == "float4_e2m1fn" and not ties_to_zero else (False,):
+        encode = quantize_registers.encode_for(
+            dtype, element, packed=packed, ties_to_zero=ties_to_zero, clips=clips, by_powers=by_powers
+        )
         for function in (encode, encode.operation.body):
-            found = in_a_thread(lambda f=function: f(words, (np.float32(np.nan), np.float32(1))))
+            with np.errstate(invalid="ignore"):
+                found = in_a_thread(lambda f=function: f(words, (np.float32(np.nan), np.float32(1))))
             assert not any(found[: len(found) // 2]) and any(found[len(found) // 2 :])
 
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
+from .._numba import device_function
 from ..dtypes import DTYPES
 from ..integers import u32
 from ..layouts.descriptors import SmemDescriptor
@@ -87,7 +90,7 @@ class Unpack:
         """Four registers for each step of K."""
         pair = tid // 4
         words = [w for half in (0, 1) for w in memory.load_shared_v4(base + half * 2048 + tid * 16)]
-        constants = [self._constants(low, high, tables) for low, high in self.zero_points(base, pair)]
+        constants = self.constants(base, pair, tables)
         if self.is_wide:
             return [self._wide(word, *constants[self.group_of(s)]) for s, word in enumerate(words)]
         narrow = [self._narrow(words[2 * s], words[2 * s + 1], *constants[self.group_of(s)]) for s in range(self.steps)]
@@ -97,8 +100,15 @@ class Unpack:
             narrow = [(*first[:2], *second[2:]) for first, second in zip(narrow, others)]
         return narrow
 
+    def constants(self, base: Any, pair: Any, tables: Any) -> list[tuple[Any, Any]]:
+        """What takes the zero points of this thread's two rows off, a group each."""
+        if self.plan.a_dtype == "float8_e4m3fn" and self.plan.zeros == "none":
+            # NOTE: from memory, though it is known: `prmt` takes one constant, and ptxas would move the others to a register at every use.
+            table = memory.load_shared_v4(tables + self.zero_code * 16)
+            return [(table, table)] * self.record.groups
+        return [self._constants(low, high, tables) for low, high in self.zero_points(base, pair)]
+
     def _constants(self, low: Any, high: Any, tables: Any) -> tuple[Any, Any]:
-        """What takes the zero points of rows q and q + 8 off."""
         kind = self.plan.a_dtype
         if kind == "bfloat16":
             return low * 0x10001 | 0xC300C300, high * 0x10001 | 0xC300C300
@@ -106,11 +116,6 @@ class Unpack:
             return low * 0x10001 | 0xE400E400, high * 0x100010 | 0xD400D400
         if kind == "int8":
             return 0x80808080 - low * 0x01010101, 0x80808080 - high * 0x01010101
-        if self.plan.w_dtype == "float4_e2m1fn":
-            return E2M1_AS_E4M3, E2M1_AS_E4M3
-        if self.plan.zeros == "none":
-            table = e4m3_table(self.zero_code)
-            return table, table
         return memory.load_shared_v4(tables + low * 16), memory.load_shared_v4(tables + high * 16)
 
     def _wide(self, word: Any, low: Any, high: Any) -> Any:
@@ -125,11 +130,27 @@ class Unpack:
         return r0, r1, r2, r3
 
 
-def e4m3_table(zero: int) -> tuple[int, int, int, int]:
-    """The table of `unpack.u4x8_by_table` for codes less a zero point: sixteen e4m3, as four words."""
-    codes = DTYPES["float8_e4m3fn"].encode([code - zero for code in range(16)])
-    words = codes.view("<u4").tolist()
-    return words[0], words[1], words[2], words[3]
+def table_word_for(w_dtype: str) -> Callable[[Any], Any]:
+    """Word i of the tables that a kernel keeps in shared memory for e4m3: `table_words` of them.
+
+    float4_e2m1fn  one table
+    int4           sixteen tables of sixteen codes less a zero point: of zero point i / 4 the codes from 4 (i % 4) on
+    """
+    ZERO, TWO, MINUS_ZERO, MINUS_TWO = (u32(word) for word in E2M1_AS_E4M3)
+
+    @device_function
+    def e2m1_word(i: Any) -> Any:
+        if i < 2:
+            return ZERO if i == 0 else TWO
+        return MINUS_ZERO if i == 2 else MINUS_TWO
+
+    @device_function
+    def integer_word(i: Any) -> Any:
+        first = np.float32(i % 4) * np.float32(4) - np.float32(i // 4)
+        one, two, three = first + np.float32(1), first + np.float32(2), first + np.float32(3)
+        return convert.f32x4_to_e4m3x4(first, one, two, three)
+
+    return e2m1_word if w_dtype == "float4_e2m1fn" else integer_word
 
 
 class Multiply:

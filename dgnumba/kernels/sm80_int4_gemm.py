@@ -21,9 +21,10 @@ from ..integers import u32, u64
 from ..ptx import convert, cp_async, fragment, memory
 from .int4_finish import finish_for, store_tile_for
 from .int4_spec import Int4Plan
+from .int4_stage import table_word_for
 from .sm80_int4_gemm_rules import smem, threads
 from .sm80_int4_stage import stage_for
-from .sm90_int4_gemm_rules import needs_tables
+from .sm90_int4_gemm_rules import table_words
 from .spec import Built
 
 
@@ -40,10 +41,10 @@ def build(plan: Int4Plan) -> Built:
     ROW_BYTES = RECORD_BYTES * RECORDS
     BLOCKS, BLOCK_BYTES = RECORDS * DTYPES[plan.a_dtype].itemsize, BLOCK_M * 128
     W_CHUNKS, A_CHUNKS, SFA_CHUNKS = ROW_BYTES // 16, A_BYTES // 16, BLOCK_M // 4 * RECORDS
-    HAS_SFA, HAS_TABLES = plan.a_dtype == "float8_e4m3fn", needs_tables(plan)
+    HAS_SFA, TABLE_WORDS = plan.a_dtype == "float8_e4m3fn", table_words(plan)
     PAIRS = 1 if BLOCK_M >= 16 else 0
     ACC = BLOCK_M // 2
-    stage_product = stage_for(plan)
+    stage_product, table_word = stage_for(plan), table_word_for(plan.w_dtype)
     store_tile = store_tile_for(finish_for(plan))
     zeros, bits_of = (fragment.zero_s32, convert.forget) if plan.is_whole else (fragment.zero, fragment.bits)
 
@@ -80,12 +81,10 @@ def build(plan: Int4Plan) -> Built:
 
     @device_function
     def write_tables(smem):  # type: ignore[no-untyped-def]
-        """Sixteen tables of sixteen e4m3: codes less a zero point. Word i: zero point i / 4, codes from 4 (i % 4) on."""
+        """The tables by which codes become e4m3."""
         tid = u32(cuda.threadIdx.x)
-        if tid < 64:
-            first = np.float32(tid % 4) * np.float32(4) - np.float32(tid // 4)
-            one, two, three = first + np.float32(1), first + np.float32(2), first + np.float32(3)
-            memory.store_shared_u32(smem + TABLES + tid * 4, convert.f32x4_to_e4m3x4(first, one, two, three))
+        if tid < TABLE_WORDS:
+            memory.store_shared_u32(smem + TABLES + tid * 4, table_word(tid))
 
     def kernel(a, sfa, w, d, d_pitch, bias, c, c_pitch, token_scales, alpha, a_pitch, sfa_pitch, row_bytes, m, n, tiles, records):  # type: ignore[no-untyped-def]
         smem = (memory.shared_address(cuda.shared.array(0, np.uint8)) + 1023) // 1024 * 1024
@@ -93,7 +92,7 @@ def build(plan: Int4Plan) -> Built:
         m_blocks = (m + (BLOCK_M - 1)) // BLOCK_M
         m_idx, n_tile = u32(cuda.blockIdx.x) % m_blocks * BLOCK_M, u32(cuda.blockIdx.x) // m_blocks * TILES
         stages = records // RECORDS
-        if HAS_TABLES:
+        if TABLE_WORDS > 0:
             write_tables(smem)
         for filled in range(FILLED):
             if u32(filled) < stages:

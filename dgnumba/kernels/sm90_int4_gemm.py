@@ -6,7 +6,7 @@ Roles:     one thread of the last warp: producer (bulk copies of records, TMA of
 Barriers:  full[stage]   1 arrival + bytes of W, A, SFA            producer -> consumers
            empty[stage]  1 arrival per consumer warp               consumers -> producer
            named 1       everyone, once: the barriers are initialised; the producer does not wait
-           named 2       the consumers, once, where zero points need tables: these are written
+           named 2       the consumers, once, where codes become e4m3 by tables: these are written
 Tile:      for each stage, for each record: fence -> wgmmas of all groups -> unpack the next record meanwhile -> wait -> total += scales * acc
 Split:     SPLIT CTAs of a cluster share a tile, each a range of K; their sums meet in distributed shared memory and are added in rank
            order, so that a result has the same bits every run
@@ -26,9 +26,9 @@ from ..layouts.descriptors import TensorMap, low_word
 from ..ptx import barrier, convert, fragment, mbarrier, memory, thread, tma
 from .int4_finish import finish_for, store_partial, store_tile_for
 from .int4_spec import Int4Plan
-from .int4_stage import stage_for
+from .int4_stage import stage_for, table_word_for
 from .pipeline import FULL_ARRIVALS, Slot, empty_arrivals, next_slot
-from .sm90_int4_gemm_rules import PRODUCER_REGISTERS, consumer_registers, needs_tables, producer_threads, smem, threads
+from .sm90_int4_gemm_rules import PRODUCER_REGISTERS, consumer_registers, producer_threads, smem, table_words, threads
 from .spec import Built
 
 
@@ -45,11 +45,11 @@ def build(plan: Int4Plan) -> Built:
     RECORD_BYTES = plan.record.nbytes
     ROW_BYTES = RECORD_BYTES * RECORDS
     BLOCKS = RECORDS * DTYPES[plan.a_dtype].itemsize
-    HAS_SFA, HAS_TABLES, PDL = plan.a_dtype == "float8_e4m3fn", needs_tables(plan), plan.pdl
+    HAS_SFA, TABLE_WORDS, PDL = plan.a_dtype == "float8_e4m3fn", table_words(plan), plan.pdl
     STAGE_BYTES = W_BYTES + A_BYTES + (BLOCK_M * 4 * RECORDS if HAS_SFA else 0)
     EMPTY_ARRIVALS = empty_arrivals(CONSUMER_WARPS, 1)
     ACC = BLOCK_M // 2
-    stage_product = stage_for(plan)
+    stage_product, table_word = stage_for(plan), table_word_for(plan.w_dtype)
     finish = finish_for(plan)
     store_tile = store_tile_for(finish)
     zeros, bits_of = (fragment.zero_s32, convert.forget) if plan.is_whole else (fragment.zero, fragment.bits)
@@ -94,11 +94,9 @@ def build(plan: Int4Plan) -> Built:
 
     @device_function
     def write_tables(smem, tid):  # type: ignore[no-untyped-def]
-        """Sixteen tables of sixteen e4m3: codes less a zero point. Word i: zero point i / 4, codes from 4 (i % 4) on."""
-        if tid < 64:
-            first = np.float32(tid % 4) * np.float32(4) - np.float32(tid // 4)
-            one, two, three = first + np.float32(1), first + np.float32(2), first + np.float32(3)
-            memory.store_shared_u32(smem + TABLES + tid * 4, convert.f32x4_to_e4m3x4(first, one, two, three))
+        """The tables by which codes become e4m3."""
+        if tid < TABLE_WORDS:
+            memory.store_shared_u32(smem + TABLES + tid * 4, table_word(tid))
         barrier.sync(2, CONSUMERS)
 
     @device_function
@@ -107,7 +105,7 @@ def build(plan: Int4Plan) -> Built:
         group_idx = thread.uniform(tid // 128)
         lane_idx = thread.lane_idx()
         m_blocks, n_blocks, first, last = work(m, tiles, records)
-        if HAS_TABLES:
+        if TABLE_WORDS > 0:
             write_tables(smem, tid)
         first_w = smem + W + group_idx * ROW_BYTES
         first_a = low_word(smem + A)

@@ -61,7 +61,7 @@ class Unpack:
         self.is_wide = plan.record.order == "bits16"
         self.steps = 8 if self.is_wide else 4
         self.load_pair = load_pair_for(plan.scale_dtype)
-        self.zero_code = 8 if plan.w_dtype == "int4" else 0
+        self.zero_code = zero_code(plan)
 
     def group_of(self, step: int) -> int:
         """The group of a step's first column."""
@@ -102,9 +102,9 @@ class Unpack:
 
     def constants(self, base: Any, pair: Any, tables: Any) -> list[tuple[Any, Any]]:
         """What takes the zero points of this thread's two rows off, a group each."""
-        if self.plan.a_dtype == "float8_e4m3fn" and self.plan.zeros == "none":
+        if known_table(self.plan):
             # NOTE: from memory, though it is known: `prmt` takes one constant, and ptxas would move the others to a register at every use.
-            table = memory.load_shared_v4(tables + self.zero_code * 16)
+            table = memory.load_shared_v4(tables)
             return [(table, table)] * self.record.groups
         return [self._constants(low, high, tables) for low, high in self.zero_points(base, pair)]
 
@@ -130,27 +130,45 @@ class Unpack:
         return r0, r1, r2, r3
 
 
-def table_word_for(w_dtype: str) -> Callable[[Any], Any]:
-    """Word i of the tables that a kernel keeps in shared memory for e4m3: `table_words` of them.
+def e4m3_table(zero: int) -> tuple[int, int, int, int]:
+    """The table of `unpack.u4x8_by_table` for codes less a zero point: sixteen e4m3, as four words."""
+    codes = DTYPES["float8_e4m3fn"].encode([code - zero for code in range(16)])
+    words = codes.view("<u4").tolist()
+    return words[0], words[1], words[2], words[3]
 
-    float4_e2m1fn  one table
-    int4           sixteen tables of sixteen codes less a zero point: of zero point i / 4 the codes from 4 (i % 4) on
+
+def known_table(plan: Int4Plan) -> tuple[int, int, int, int] | None:
+    """The one table by which a plan's codes become e4m3; None where there is one for each zero point, or no such plan."""
+    if plan.a_dtype != "float8_e4m3fn" or plan.zeros != "none":
+        return None
+    return E2M1_AS_E4M3 if plan.w_dtype == "float4_e2m1fn" else e4m3_table(zero_code(plan))
+
+
+def zero_code(plan: Int4Plan) -> int:
+    """The code of 0 where there are no zero points."""
+    return 8 if plan.w_dtype == "int4" else 0
+
+
+def table_word_for(plan: Int4Plan) -> Callable[[Any], Any]:
+    """Word i of the tables that a kernel keeps in shared memory for e4m3: `known_table`, or sixteen of codes less a zero point.
+
+    Of these word i has the codes from 4 (i % 4) on, less i / 4.
     """
-    ZERO, TWO, MINUS_ZERO, MINUS_TWO = (u32(word) for word in E2M1_AS_E4M3)
+    FIRST, SECOND, THIRD, FOURTH = (u32(word) for word in known_table(plan) or (0, 0, 0, 0))
 
     @device_function
-    def e2m1_word(i: Any) -> Any:
+    def known_word(i: Any) -> Any:
         if i < 2:
-            return ZERO if i == 0 else TWO
-        return MINUS_ZERO if i == 2 else MINUS_TWO
+            return FIRST if i == 0 else SECOND
+        return THIRD if i == 2 else FOURTH
 
     @device_function
-    def integer_word(i: Any) -> Any:
+    def word_of_all(i: Any) -> Any:
         first = np.float32(i % 4) * np.float32(4) - np.float32(i // 4)
         one, two, three = first + np.float32(1), first + np.float32(2), first + np.float32(3)
         return convert.f32x4_to_e4m3x4(first, one, two, three)
 
-    return e2m1_word if w_dtype == "float4_e2m1fn" else integer_word
+    return known_word if known_table(plan) else word_of_all
 
 
 class Multiply:

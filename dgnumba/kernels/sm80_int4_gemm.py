@@ -44,7 +44,7 @@ def build(plan: Int4Plan) -> Built:
     HAS_SFA, TABLE_WORDS = plan.a_dtype == "float8_e4m3fn", table_words(plan)
     PAIRS = 1 if BLOCK_M >= 16 else 0
     ACC = BLOCK_M // 2
-    stage_product, table_word = stage_for(plan), table_word_for(plan.w_dtype)
+    stage_product, table_word = stage_for(plan), table_word_for(plan)
     store_tile = store_tile_for(finish_for(plan))
     zeros, bits_of = (fragment.zero_s32, convert.forget) if plan.is_whole else (fragment.zero, fragment.bits)
 

@@ -49,7 +49,7 @@ def build(plan: Int4Plan) -> Built:
     STAGE_BYTES = W_BYTES + A_BYTES + (BLOCK_M * 4 * RECORDS if HAS_SFA else 0)
     EMPTY_ARRIVALS = empty_arrivals(CONSUMER_WARPS, 1)
     ACC = BLOCK_M // 2
-    stage_product, table_word = stage_for(plan), table_word_for(plan.w_dtype)
+    stage_product, table_word = stage_for(plan), table_word_for(plan)
     finish = finish_for(plan)
     store_tile = store_tile_for(finish)
     zeros, bits_of = (fragment.zero_s32, convert.forget) if plan.is_whole else (fragment.zero, fragment.bits)

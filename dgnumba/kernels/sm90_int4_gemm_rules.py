@@ -121,10 +121,10 @@ def threads(plan: Int4Plan) -> int:
 
 
 def table_words(plan: Int4Plan) -> int:
-    """Words of the tables by which codes become e4m3, one for each zero point there can be; 0: other types need none."""
+    """Words of the tables by which codes become e4m3: one table, or one for each zero point there can be; 0: other types need none."""
     if plan.a_dtype != "float8_e4m3fn":
         return 0
-    return 4 if plan.w_dtype == "float4_e2m1fn" else 64
+    return 4 if plan.zeros == "none" else 64
 
 
 def is_batch_invariant(plan: Int4Plan) -> bool:

@@ -48,8 +48,14 @@ from dgnumba.kernels.int4_spec import Int4Plan
 
 SHAPES = [(7168, 16384), (28672, 8192), (4096, 4096), (8192, 8192), (4096, 14336)]
 MS = [1, 8, 16, 32, 64, 128, 256]
-ACTIVATIONS = ("bfloat16", "int8", "float8_e4m3fn")
-FAMILY = {"bfloat16": "w4a16", "float16": "w4a16", "float8_e4m3fn": "w4a8", "int8": "w4a8", "int4": "w4a4"}
+ACTIVATIONS = ("bfloat16", "int8", "float8_e4m3fn", "float8_e4m3fn_row")
+FAMILY = {"bfloat16": "w4a16", "float16": "w4a16", "int4": "w4a4"} | dict.fromkeys(("float8_e4m3fn", "float8_e4m3fn_row", "int8"), "w4a8")
+PREPARED_FOR = {"int4": "int8", "float8_e4m3fn_row": "float8_e4m3fn"}
+"""The activations that weights are prepared for, where they are not those of the product."""
+
+
+LAST = {"float8_e4m3fn": 1, "float8_e4m3fn_row": 2}
+"""Activations whose rows stand behind the others."""
 
 
 def random_weights(n: int, k: int, group: int, scale_dtype: str) -> dgnumba.QTensor:
@@ -71,6 +77,8 @@ def activations(m: int, k: int, kind: str) -> Any:
         return cupy.asarray(x.half())
     if kind == "float8_e4m3fn":
         return dgnumba.per_token_cast_to_fp8(cupy.asarray(x))
+    if kind == "float8_e4m3fn_row":
+        return dgnumba.casts.quantize(cupy.asarray(x), "fp8_row")
     scale = x.abs().amax(dim=1, keepdim=True) / (127 if kind == "int8" else 7)
     codes = torch.round(x / scale).to(torch.int8)
     codes = codes if kind == "int8" else codes & 15
@@ -111,7 +119,9 @@ def problem_of(m: int, n: int, k: int, kind: str, group: int, scale: str) -> Int
     """The problem of these operands, before they are made."""
     if kind == "int4":
         return Int4Problem(m, n, k, "int8", "int4", "int32", 128, scale, is_whole=True)
-    return Int4Problem(m, n, k, kind, "int4", "float16" if kind == "float16" else "bfloat16", group, scale)
+    by_row = kind == "float8_e4m3fn_row"
+    d_dtype = "float16" if kind == "float16" else "bfloat16"
+    return Int4Problem(m, n, k, PREPARED_FOR.get(kind, kind), "int4", d_dtype, group, scale, a_by_row=by_row)
 
 
 def plans_of(problem: Int4Problem, device: Device, is_sweep: bool) -> list[Int4Plan]:
@@ -127,7 +137,7 @@ class Ours:
     def __init__(self, n: int, k: int, kinds: list[str], args: Any, device: Device) -> None:
         self.n, self.k, self.args, self.device = n, k, args, device
         self.weights = {kind: dgnumba.prepare_int4_weights(random_weights(n, k, k if kind == "int4" else args.group, args.scale),
-                                                           "int8" if kind == "int4" else kind) for kind in kinds}  # fmt: skip
+                                                           PREPARED_FOR.get(kind, kind)) for kind in kinds}  # fmt: skip
 
     def calls(self, m: int, kind: str) -> tuple[Int4Problem, dict[Int4Plan, Call]]:
         """The problem, and a launch of each plan; the first is the chosen one."""
@@ -288,7 +298,9 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def store(rows: list[dict[str, Any]], out: Path | None, args: Any, env: dict[str, Any], notes: Notes) -> None:
-    """Write what there is: a sweep as it is, other rows in the place of older ones; FP8 last, as one row of W4A8 is read where two are."""
+    """Write what there is: a sweep as it is, other rows in the place of older ones; FP8 last, and last of
+    it that with a scale a row, as the rivals have it: one row of W4A8 is read where some are.
+    """
     bandwidths = {"copy_bytes_per_us": notes.copied, "read_bytes_per_us": notes.read}
     if out is None:
         return
@@ -299,8 +311,8 @@ def store(rows: list[dict[str, Any]], out: Path | None, args: Any, env: dict[str
     new = [{key: value for key, value in row.items() if key not in ours} | env for row in rows]
     done = {bench_gemm.key_of(row) for row in new}
     kept = json.loads(out.read_text()) if out.exists() else []
-    fp8 = [row for row in kept if row.get("activation") == "float8_e4m3fn" and bench_gemm.key_of(row) not in done]
-    bench_gemm.save(sorted(new, key=lambda row: row["activation"] == "float8_e4m3fn") + fp8, out)
+    fp8 = [row for row in kept if row.get("activation") in LAST and bench_gemm.key_of(row) not in done]
+    bench_gemm.save(sorted(new + fp8, key=lambda row: LAST.get(row["activation"], 0)), out)
 
 
 def parsed() -> Any:

@@ -40,7 +40,14 @@ NAMES = {
 }
 """Rivals by the name that a row gives them, where a reader knows another: a library, and after a comma which of its functions."""
 
-TYPES = {"bfloat16": "BF16", "float16": "FP16", "float8_e4m3fn": "FP8", "int8": "INT8", "int4": "INT4"}
+TYPES = {
+    "bfloat16": "BF16",
+    "float16": "FP16",
+    "float8_e4m3fn": "FP8",
+    "float8_e4m3fn_row": "FP8 (a scale a row)",
+    "int8": "INT8",
+    "int4": "INT4",
+}
 """Types of activations as a reader knows them."""
 
 MANY, MANY_TOKENS = 256, ", many tokens"

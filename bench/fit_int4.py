@@ -72,7 +72,8 @@ def read(path: Path = RESULTS) -> Sweep:
     device, plans, problems, us = Device.named("h200"), [], [], []
     for row in json.loads(path.read_text())["rows"]:
         form, scale = row["format"].split()
-        problem = Int4Problem(row["m"], row["n"], row["k"], row["activation"], "int4", "bfloat16", int(form.split("_g")[1]), scale)
+        kind, by_row = row["activation"].removesuffix("_row"), row["activation"].endswith("_row")
+        problem = Int4Problem(row["m"], row["n"], row["k"], kind, "int4", "bfloat16", int(form.split("_g")[1]), scale, a_by_row=by_row)
         block_m, block_n, records, split, stages = row["choices"]
         plans.append(Int4Plan.of(problem, rules.NAME, block_m=block_m, block_n=block_n, records=records, split=split, num_stages=stages))
         problems.append(problem)

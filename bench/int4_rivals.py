@@ -293,6 +293,7 @@ RIVALS: dict[str, dict[str, Maker]] = {
     },
     "float16": {"humming_fp16": Humming("float16"), "marlin_fp16": Marlin(), "marlin_fp16_l2_hint": Marlin(has_hint=True)},
     "float8_e4m3fn": W4A8,
+    "float8_e4m3fn_row": W4A8,
     "int8": W4A8,
 }
-"""By the activations of our call. Rivals with 8 bits stand beside both of ours: the best of them counts."""
+"""By the activations of our call. Rivals with 8 bits stand beside all of ours: the best of them counts."""

@@ -41,8 +41,8 @@ def int4_gemm_nt(
     """D = C + bias + A @ W.T for weights of 4 bits; with a gate, D = C + silu(A @ W.T) * (A @ G.T).
 
     Args:
-        a: ``[M,K]``: bfloat16 (or its bits as uint16) or float16; or a `QTensor` of float8_e4m3fn with a float32 scale for each 1x128, of
-            int8 with one for each row, or of int4 with one for each row (widened to int8). NumPy, CuPy, torch or JAX arrays.
+        a: ``[M,K]``: bfloat16 (or its bits as uint16) or float16; or a `QTensor` of float8_e4m3fn with a float32 scale for each
+            1x128 or each row, or of int8 or int4 (widened to int8) with one for each row. NumPy, CuPy, torch or JAX arrays.
         w: `Int4Weights` of ``[N,K]``, made once by `prepare_int4_weights` for this type of `a`; or a `QTensor`, which is prepared in the
             call.
         d: output ``[M,N]``, bfloat16, float16 or float32; None: a new one of `out_dtype`. int32 is for int8 and int4 `a` beside weights

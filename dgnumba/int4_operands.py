@@ -29,7 +29,7 @@ class Int4Operands:
     """The arrays of one checked call, NumPy or CuPy, and the problem that they make.
 
     a             ``[M, K]``: bfloat16 or its bits, float16; uint8 codes of e4m3 or int8
-    scales        None, or of A: float32 ``[M, K/128]`` (e4m3), ``[M]`` (int8)
+    scales        None, or of A: float32 ``[M, K/128]`` (e4m3 by blocks), ``[M]`` (int8; e4m3 by rows)
     weights       prepared
     d, c, bias    output; None, or what is added to it, of its type; None, or float32 ``[N]``
     device        the GPU that holds all of them; None for host memory
@@ -86,7 +86,7 @@ def check_int4_gemm_nt(
     problem = Int4Problem(
         m, weights.n, k, kind, weights.dtype, d_dtype, weights.group, weights.scale_dtype, weights.zeros,
         weights.has_gate, row is not None, add is not None, weights.global_scale is not None,
-        kind is INT8 and weights.is_whole and weights.zeros != "float",
+        kind is INT8 and weights.is_whole and weights.zeros != "float", kind is E4M3 and scales is not None and scales.array.ndim == 1,
     )  # fmt: skip
     if d_dtype is I32:
         _check_raw(problem)
@@ -118,15 +118,19 @@ def _activations(a: Any) -> tuple[ArrayView, DType, ArrayView | None]:
         raise DTypeError(f"a: expected float32 scales, got {a.scale_dtype}")
     k = a.shape[1]
     gm, gk = a.granularity
-    if a.dtype is E4M3 and (gm, gk) != (1, 128):
-        raise ProblemError(f"a: expected a scale for each 1x128 of {E4M3}, got one per {gm}x{gk}; quantize with per_token_cast_to_fp8")
+    by_blocks = a.dtype is E4M3 and (gm, gk) == (1, 128)
+    if a.dtype is E4M3 and not by_blocks and (gm != 1 or gk < k):
+        raise ProblemError(
+            f"a: expected a scale for each 1x128 of {E4M3}, or for each row, got one per {gm}x{gk}; quantize with per_token_cast_to_fp8, "
+            "or with fp8_row"
+        )
     if a.dtype is not E4M3 and (gm != 1 or gk < k):
         raise ProblemError(f"a: expected a scale for each row of {a.dtype}, got one per {gm}x{gk}; quantize with {a.dtype}_row")
     codes = a.codes
     if a.dtype is INT4:
         with device_of(codes):
             codes = as_signed(codes).view(np.uint8)
-    scale = as_array(a.scale if a.dtype is E4M3 else a.scale.reshape(-1), "sfa")
+    scale = as_array(a.scale if by_blocks else a.scale.reshape(-1), "sfa")
     return as_array(codes, "a"), INT8 if a.dtype is INT4 else a.dtype, scale
 
 
@@ -258,7 +262,7 @@ def lay_out(operands: Int4Operands) -> Int4LaidOut:
         a = _padded(a, columns)
         copies.append(f"a: {list(operands.a.shape)} copied to rows of whole 128 bytes, {list(a.shape)}")
     sfa = token_scales = None
-    if problem.a_dtype is E4M3:
+    if problem.has_block_scales:
         sfa = get_mn_major_tma_aligned_tensor(operands.scales)
         if address(sfa) != address(operands.scales):
             copies.append(f"sfa: row-major {list(sfa.shape)} turned to MN-major, rows of 16-byte multiples")

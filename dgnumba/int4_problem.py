@@ -9,6 +9,7 @@ from .errors import ProblemError
 from .layouts.int4.stream import COLUMNS, ROWS, Record, Zeros, order_for
 
 BF16, INT4, F16 = DTYPES["bfloat16"], DTYPES["int4"], DTYPES["float16"]
+E4M3, INT8 = DTYPES["float8_e4m3fn"], DTYPES["int8"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Int4Problem:
 
     Attributes:
         m, n, k: extents; n of the output.
-        a_dtype: bfloat16, float16, float8_e4m3fn (with a float32 scale for each 1x128) or int8 (with one for each row).
+        a_dtype: bfloat16, float16, float8_e4m3fn (with a float32 scale for each 1x128, or `a_by_row`) or int8 (with one for each row).
         w_dtype: int4, uint4 or float4_e2m1fn.
         d_dtype: bfloat16, float16, float32, or int32: the sums of codes themselves.
         group: columns that share a scale of the weights in a record: 16, 32, 64 or 128.
@@ -29,6 +30,7 @@ class Int4Problem:
         with_bias, with_c: a row that is added, a matrix that is added.
         with_alpha: whether all is multiplied by one number, as of NVFP4.
         is_whole: int8 beside weights with one scale a row: the sum over all of K is an integer.
+        a_by_row: float8_e4m3fn with one float32 scale for each row, as a token's.
     """
 
     m: int
@@ -45,12 +47,25 @@ class Int4Problem:
     with_c: bool = False
     with_alpha: bool = False
     is_whole: bool = False
+    a_by_row: bool = False
 
     def __post_init__(self) -> None:
         for name in ("a_dtype", "w_dtype", "d_dtype", "scale_dtype"):
             object.__setattr__(self, name, as_dtype(getattr(self, name)))
         if min(self.m, self.n, self.k) < 0:
             raise ProblemError(f"expected m, n, k of 0 or more, got {self.m}, {self.n} and {self.k}")
+        if self.a_by_row and self.a_dtype is not E4M3:
+            raise ProblemError(f"a_by_row: expected False for {self.a_dtype}: it tells two sorts of scales of {E4M3} apart, got True")
+
+    @property
+    def has_block_scales(self) -> bool:
+        """Whether A has a scale for each 1x128: sums of 128 columns are multiplied by them."""
+        return self.a_dtype is E4M3 and not self.a_by_row
+
+    @property
+    def has_token_scales(self) -> bool:
+        """Whether A has a scale for each row: finished sums are multiplied by it."""
+        return self.a_dtype is INT8 or self.a_by_row
 
     @property
     def record(self) -> Record:

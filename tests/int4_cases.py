@@ -11,7 +11,7 @@ import dgnumba
 from dgnumba.quant import QTensor, quantize
 from dgnumba.quant.formats import int4_format, uint4_format
 
-ACTIVATIONS = ("bfloat16", "float16", "float8_e4m3fn", "int8", "int4")
+ACTIVATIONS = ("bfloat16", "float16", "float8_e4m3fn", "float8_e4m3fn_row", "int8", "int4")
 INTEGERS = ("int8", "int4")
 
 FORMATS = {
@@ -52,12 +52,19 @@ def activations(rng, kind, m, k):
         return x.astype(ml_dtypes.bfloat16 if kind == "bfloat16" else np.float16)
     if kind == "float8_e4m3fn":
         return dgnumba.per_token_cast_to_fp8(x)
+    if kind == "float8_e4m3fn_row":
+        return quantize(x, "fp8_row")
     return quantize(x, f"{kind}_row")
+
+
+def prepared_for(kind):
+    """The activations that weights are prepared for: int4 ones are widened to int8; FP8 takes the same by blocks and by rows."""
+    return {"int4": "int8", "float8_e4m3fn_row": "float8_e4m3fn"}.get(kind, kind)
 
 
 def goes(kind, variant):
     """Whether a kernel takes weights of a format beside activations of a type."""
-    return not (kind in INTEGERS and variant.endswith("fp4") or kind == "float8_e4m3fn" and variant.startswith("act_order"))
+    return not (kind in INTEGERS and variant.endswith("fp4") or kind.startswith("float8") and variant.startswith("act_order"))
 
 
 def exact(rng, a, q):

@@ -138,7 +138,7 @@ def test_empty_extents_with_all_that_is_added(kind, m, n, k):
     a = cases.activations(np.random.default_rng(0), kind, m, k)
     q, bias = quantize(np.zeros((n, k), np.float32), "int4_row"), np.arange(n, dtype=np.float32)
     c = np.full((m, n), 2, BF16)
-    gated = prepare_int4_weights(q, "int8" if kind == "int4" else kind, gate=q)
+    gated = prepare_int4_weights(q, cases.prepared_for(kind), gate=q)
     for on in ("host", "emulator"):
         bits = np.full((m, n), 3, np.uint16)
         int4_gemm_nt(a, q, bits, c, bias=bias, on=on)

@@ -30,11 +30,12 @@ class Activation(StrEnum):
     bfloat16 = "bfloat16"
     float16 = "float16"
     fp8 = "fp8"
+    fp8_row = "fp8_row"
     int8 = "int8"
     int4 = "int4"
 
 
-KINDS = {Activation.fp8: "float8_e4m3fn", Activation.int4: "int8"}
+KINDS = {Activation.fp8: "float8_e4m3fn", Activation.fp8_row: "float8_e4m3fn", Activation.int4: "int8"}
 """For which activations weights are prepared, where the names differ."""
 
 
@@ -44,7 +45,7 @@ def activations(x: Any, kind: Activation) -> Any:
         return np.asarray(x).astype(DTYPES[kind.value].numpy)
     if kind is Activation.fp8:
         return dgnumba.per_token_cast_to_fp8(np.asarray(x))
-    return dgnumba.quantize(np.asarray(x), f"{kind.value}_row")
+    return dgnumba.quantize(np.asarray(x), kind.value if kind is Activation.fp8_row else f"{kind.value}_row")
 
 
 def weights(where: str, form: str) -> tuple[QTensor, Any, str]:

@@ -86,7 +86,7 @@ def finish_for(plan: Int4Plan) -> Callable[..., Any]:
         values = steps.sums([low, high], inside[0], w_ptr, records, row)
         if plan.with_alpha:
             values = [v * convert.bits_to_f32(alpha) for v in values]
-        if plan.a_dtype == "int8":
+        if plan.has_token_scales:
             scale = convert.bits_to_f32(memory.load_global_u32_if(token < m, token_ptr + u64(token) * 4))
             values = [v * scale for v in values]
         if plan.has_gate:

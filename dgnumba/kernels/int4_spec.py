@@ -44,6 +44,7 @@ class Int4Plan:
     with_c: bool = False
     with_alpha: bool = False
     is_whole: bool = False
+    a_by_row: bool = False
     widen: bool = False
     pdl: bool = False
 
@@ -63,8 +64,18 @@ class Int4Plan:
             )
             if has
         )
-        types = f"{self.a_dtype} {self.w_dtype}_g{self.group} {self.scale_dtype}{zeros}{fused} {self.d_dtype}"
+        types = f"{self.a_dtype}{'_row' * self.a_by_row} {self.w_dtype}_g{self.group} {self.scale_dtype}{zeros}{fused} {self.d_dtype}"
         return f"{self.block_m}x{self.block_n}x{COLUMNS * self.records} s{self.num_stages}{split} {types}"
+
+    @property
+    def has_block_scales(self) -> bool:
+        """As of `Int4Problem`."""
+        return self.a_dtype == "float8_e4m3fn" and not self.a_by_row
+
+    @property
+    def has_token_scales(self) -> bool:
+        """As of `Int4Problem`."""
+        return self.a_dtype == "int8" or self.a_by_row
 
     @property
     def record(self) -> Record:
@@ -75,7 +86,8 @@ class Int4Plan:
     def of(cls, problem: Int4Problem, kernel: str, **choices: Any) -> Int4Plan:
         """A plan for a problem: its types, and these choices."""
         types = {name: getattr(problem, name).name for name in ("a_dtype", "w_dtype", "d_dtype", "scale_dtype")}
-        rest = {name: getattr(problem, name) for name in ("group", "zeros", "has_gate", "with_bias", "with_c", "with_alpha", "is_whole")}
+        others = ("group", "zeros", "has_gate", "with_bias", "with_c", "with_alpha", "is_whole", "a_by_row")
+        rest = {name: getattr(problem, name) for name in others}
         return cls(kernel, **choices, **types, **rest)
 
     def differs_from(self, problem: Int4Problem) -> str | None:

@@ -176,7 +176,7 @@ class Multiply:
 
     def __init__(self, plan: Int4Plan) -> None:
         self.plan, self.take = plan, Unpack(plan)
-        self.is_integer, self.is_scaled = plan.a_dtype == "int8", plan.a_dtype == "float8_e4m3fn"
+        self.is_integer, self.is_scaled = plan.a_dtype == "int8", plan.has_block_scales
         self.has_sums = plan.zeros == "float"
         self.blocks = 2 if self.take.is_wide else 1
         operand = SmemDescriptor(swizzle=128)

@@ -41,7 +41,7 @@ def build(plan: Int4Plan) -> Built:
     ROW_BYTES = RECORD_BYTES * RECORDS
     BLOCKS, BLOCK_BYTES = RECORDS * DTYPES[plan.a_dtype].itemsize, BLOCK_M * 128
     W_CHUNKS, A_CHUNKS, SFA_CHUNKS = ROW_BYTES // 16, A_BYTES // 16, BLOCK_M // 4 * RECORDS
-    HAS_SFA, TABLE_WORDS = plan.a_dtype == "float8_e4m3fn", table_words(plan)
+    HAS_SFA, TABLE_WORDS = plan.has_block_scales, table_words(plan)
     PAIRS = 1 if BLOCK_M >= 16 else 0
     ACC = BLOCK_M // 2
     stage_product, table_word = stage_for(plan), table_word_for(plan)

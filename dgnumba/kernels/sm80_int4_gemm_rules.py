@@ -68,7 +68,7 @@ def is_batch_invariant(plan: Int4Plan) -> bool:
 def smem(plan: Int4Plan) -> SmemMap:
     """The ring of A, W and token scales, then the tables of zero points."""
     size = DTYPES[plan.a_dtype].itemsize
-    has_sfa = plan.a_dtype == "float8_e4m3fn"
+    has_sfa = plan.has_block_scales
     return SmemMap.of(
         ("a", plan.block_m * 128 * size * plan.records, plan.num_stages, 1024),
         ("w", plan.block_n // 64 * plan.records * plan.record.nbytes, plan.num_stages, 128),

@@ -33,6 +33,9 @@ Array = Any
 ORDERS = ("bits16", "table", "bytes")
 """How codes lie and become operands: of 16 bits, e4m3, int8."""
 
+PROMOTIONS = (*ORDERS, "rows")
+"""How sums of a record become sums of all: as of the operands, or of e4m3 whose tokens have one scale."""
+
 
 @dataclass(frozen=True)
 class Int4Constants:
@@ -53,6 +56,7 @@ class Int4Constants:
     promotion_wide   cycles      of the schedulers for an accumulator register of a record: a multiply-add
     promotion_table  cycles      the same for e4m3, whose tokens have scales of their own: loads, a product, a multiply-add
     promotion_bytes  cycles      the same for int8: a conversion at a quarter of the rate, a multiply-add
+    promotion_rows   cycles      the same for e4m3 by rows: a multiply-add
     port             B/cycle     into one multiprocessor
     memory_share     share       of the data sheet's bandwidth that is reached
     norm             -           exponent of the norm in which multiprocessor, port and memory meet
@@ -74,6 +78,7 @@ class Int4Constants:
     promotion_wide: float = 1.0
     promotion_table: float = 3.43
     promotion_bytes: float = 2.85
+    promotion_rows: float = 1.9
     port: float = 64.0
     memory_share: float = 0.916
     norm: float = 4.0
@@ -87,6 +92,7 @@ class Work(NamedTuple):
     """What plans do to a problem on a device: numbers, or arrays with one element a plan.
 
     order           of the codes, its place in `ORDERS`
+    promotion       its place in `PROMOTIONS`
     records         that one CTA's warpgroups go through, each, in all its rounds
     stage_records   records of a stage, of one warpgroup
     warpgroups      that consume
@@ -101,6 +107,7 @@ class Work(NamedTuple):
     """
 
     order: Array
+    promotion: Array
     records: Array
     stage_records: Array
     warpgroups: Array
@@ -124,6 +131,7 @@ def work_of(plan: Int4Plan, problem: Int4Problem, device: Device, tiles: int, ac
     passes = (2 if plan.zeros == "float" else 1) * (2 if plan.group == 16 and size == 1 else 1)
     return Work(
         order=ORDERS.index(plan.record.order),
+        promotion=PROMOTIONS.index("rows" if plan.a_by_row else plan.record.order),
         records=rounds * problem.records / plan.split,
         stage_records=plan.records,
         warpgroups=warpgroups,
@@ -143,7 +151,7 @@ def work_of(plan: Int4Plan, problem: Int4Problem, device: Device, tiles: int, ac
 def microseconds(work: Work, c: Int4Constants = CONSTANTS) -> Array:
     """What the work should take."""
     unpack = np.take((c.unpack_wide, c.unpack_table, c.unpack_bytes), work.order)
-    promotion = work.accumulators * np.take((c.promotion_wide, c.promotion_table, c.promotion_bytes), work.order)
+    promotion = work.accumulators * np.take((c.promotion_wide, c.promotion_table, c.promotion_bytes, c.promotion_rows), work.promotion)
     tensor = np.maximum(work.tokens / 2, c.wgmma_floor) * work.wgmmas
     products, first = tensor + c.latency, 1 / work.stage_records
     alone = first * (products + unpack) + (1 - first) * np.maximum(products, unpack) + promotion

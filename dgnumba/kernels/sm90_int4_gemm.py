@@ -1,6 +1,6 @@
 """D[M,N] = A[M,K] @ W[N,K].T for weights of 4 bits: unpacked in registers, which are the 64-row operand of wgmma; tokens on its other side.
 
-Shapes:    W a stream of records, 64 rows by 128 of K (`layouts.int4.stream`); A bf16, f16, e4m3 or int8 [M,K] row-major; with e4m3 SFA f32
+Shapes:    W a stream of records, 64 rows by 128 of K (`layouts.int4.stream`); A bf16, f16, e4m3 or int8 [M,K] row-major; with e4m3 by blocks SFA f32
            [K/128, M] (MN-major); a tile is BLOCK_N rows of W by BLOCK_M tokens, BLOCK_M a multiple of 8
 Roles:     one thread of the last warp: producer (bulk copies of records, TMA of tokens); the warpgroups before it: consumers, 64 rows each
 Barriers:  full[stage]   1 arrival + bytes of W, A, SFA            producer -> consumers
@@ -45,7 +45,7 @@ def build(plan: Int4Plan) -> Built:
     RECORD_BYTES = plan.record.nbytes
     ROW_BYTES = RECORD_BYTES * RECORDS
     BLOCKS = RECORDS * DTYPES[plan.a_dtype].itemsize
-    HAS_SFA, TABLE_WORDS, PDL = plan.a_dtype == "float8_e4m3fn", table_words(plan), plan.pdl
+    HAS_SFA, TABLE_WORDS, PDL = plan.has_block_scales, table_words(plan), plan.pdl
     STAGE_BYTES = W_BYTES + A_BYTES + (BLOCK_M * 4 * RECORDS if HAS_SFA else 0)
     EMPTY_ARRIVALS = empty_arrivals(CONSUMER_WARPS, 1)
     ACC = BLOCK_M // 2

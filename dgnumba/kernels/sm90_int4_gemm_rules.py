@@ -135,7 +135,7 @@ def is_batch_invariant(plan: Int4Plan) -> bool:
 def smem(plan: Int4Plan) -> SmemMap:
     """The ring of W, A and token scales, the tables of zero points, the partial sums of a split, then the barriers."""
     size = DTYPES[plan.a_dtype].itemsize
-    has_sfa = plan.a_dtype == "float8_e4m3fn"
+    has_sfa = plan.has_block_scales
     return SmemMap.of(
         ("a", plan.block_m * 128 * size * plan.records, plan.num_stages, 1024),
         ("w", plan.block_n // 64 * plan.records * plan.record.nbytes, plan.num_stages, 128),
@@ -203,7 +203,7 @@ def bind(plan: Int4Plan, laid: Any) -> tuple[Any, ...]:
         f"uint{8 * size}", (columns, a.shape[0], -(-a.shape[1] // columns)), (int(a.strides[0]), 128), (columns, plan.block_m, plan.records * size),
         128, a,
     )  # fmt: skip
-    sfa = TensorMap.of(laid.sfa.T, (plan.block_m, plan.records)) if plan.a_dtype == "float8_e4m3fn" else blocks
+    sfa = TensorMap.of(laid.sfa.T, (plan.block_m, plan.records)) if plan.has_block_scales else blocks
     return (
         blocks, sfa, u64(address(laid.w)), u64(address(laid.d)), u64(laid.d.strides[0]), u64(address_or_0(laid.bias)), u64(address_or_0(laid.c)),
         u64(0 if laid.c is None else laid.c.strides[0]), u64(address_or_0(laid.token_scales)), u32(laid.alpha_bits), u32(problem.m),

@@ -3,7 +3,7 @@
 For each group of columns, in order, with the float32 operations that the kernel does::
 
     acc   = sum of a[m,k] * (code[n,k] - z)          exactly (of bfloat16: as float64 has it), then rounded once
-    total = fma(scale, acc, total)                   e4m3: scale is SFA[m, k // 128] * scale
+    total = fma(scale, acc, total)                   e4m3 by blocks: scale is SFA[m, k // 128] * scale
     total = fma(scale * rest, sum of a[m,k], total)  float zero points: z is an integer, and rest = integer - z
 
 Beside int8, one scale for all of a row is one group: the sum over all of K is an integer, and for an int32 output that is the result.
@@ -35,6 +35,7 @@ def int4_gemm_nt_host(a: Any, scales: Any, weights: Int4Weights, d: Any, c: Any 
     """Write the product into `d`; checked arguments are taken as they are (`int4_operands.Int4Operands`)."""
     kind = weights.a_dtype if a.dtype == np.uint8 else _float_type(a)
     values = _activations(a, kind)
+    by_blocks = scales is not None and scales.ndim == 2
     if weights.order is not None:
         values = values[:, weights.order]
     out = d if d.dtype != np.uint16 else d.view(BF16.numpy)
@@ -53,10 +54,12 @@ def int4_gemm_nt_host(a: Any, scales: Any, weights: Int4Weights, d: Any, c: Any 
                 continue
             total = exact.astype(np.float32) * block[None, rows, 0]
         else:
-            total = _product(values, kind, scales, whole, block[rows], None if rests is None else rests[rows], weights.group)
+            total = _product(
+                values, scales if by_blocks else None, whole, block[rows], None if rests is None else rests[rows], weights.group
+            )
         if alpha is not None:
             total *= alpha
-        if kind is INT8:
+        if scales is not None and not by_blocks:
             total *= scales[:, None]
         columns = rows
         if weights.has_gate:
@@ -96,7 +99,7 @@ def _whole_codes(codes: Any, zeros: Any, weights: Int4Weights) -> Any:
     return codes.astype(np.float64) - np.repeat(zeros, weights.group, axis=1)[:, : codes.shape[1]]
 
 
-def _product(values: Any, kind: DType, sfa: Any, codes: Any, scales: Any, rests: Any, group: int) -> Any:
+def _product(values: Any, sfa: Any, codes: Any, scales: Any, rests: Any, group: int) -> Any:
     (m, k), n = values.shape, codes.shape[0]
     total = np.zeros((m, n), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -106,7 +109,7 @@ def _product(values: Any, kind: DType, sfa: Any, codes: Any, scales: Any, rests:
             if rests is not None:
                 terms.append((np.broadcast_to(part.sum(axis=1)[:, None], (m, n)), scales[None, :, g] * rests[None, :, g]))
             for acc, scale in terms:
-                if kind is E4M3:
+                if sfa is not None:
                     scale = sfa[:, k0 // 128, None] * scale
                 total = fma(acc.astype(np.float32), np.broadcast_to(scale, (m, n)), total)
     return total

@@ -35,11 +35,6 @@ class Drawn:
     plans: list[Any]
 
 
-def prepared_for(kind: str) -> str:
-    """The activations that weights are prepared for: int4 ones are widened to int8."""
-    return "int8" if kind == "int4" else kind
-
-
 def extents(rng, i, variant):
     """M up to 300, now and then to 4096; N and K of any size, odd ones too; K a multiple of 32 where the order of activations needs it."""
     tall = i % 9 == 0
@@ -59,7 +54,7 @@ def draw(seed: int, i: int, device: Device) -> Drawn | None:
     is_exact = kind in cases.INTEGERS and not variant.startswith("float_zeros")
     if is_exact:
         a, q = cases.exact(rng, a, q)
-    w = dgnumba.prepare_int4_weights(q, prepared_for(kind))
+    w = dgnumba.prepare_int4_weights(q, cases.prepared_for(kind))
     oracle = dgnumba.int4_gemm_reference(a, q)[0]
     what = f"seed [{seed}, {i}]: {kind} {variant} {m}x{n}x{k}"
     if is_exact:

@@ -18,7 +18,7 @@ import int4_cases as cases
 import numpy as np
 import pytest
 from conftest import SEED
-from gpu.int4_problems import choose_plans, compile_plan, draw, prepared_for
+from gpu.int4_problems import choose_plans, compile_plan, draw
 from gpu.problems import describe
 
 import dgnumba
@@ -57,7 +57,7 @@ def test_random_problems(cp):
     for one, plan in zip(drawn, plans, strict=True):
         what = f"{one.what}, {plan and plan.name}"
         x, y = to_gpu(cp, one.a), to_gpu(cp, one.q)
-        w = dgnumba.prepare_int4_weights(y, prepared_for(one.kind))
+        w = dgnumba.prepare_int4_weights(y, cases.prepared_for(one.kind))
         d = cp.asnumpy(dgnumba.int4_gemm_nt(x, w, out_dtype="float32", plan=plan))
         try:
             assert_bits_equal(cp.asnumpy(w.stream), one.stream, f"{what}: prepared on the GPU")

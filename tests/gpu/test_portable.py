@@ -95,13 +95,13 @@ def test_weights_of_4_bits(cp, rng, device, kind, variant):
         m, n = max(1, random_extent(rng, 100)), max(1, random_extent(rng, 300))
         k = 32 * max(1, random_extent(rng, 30)) - (0 if variant.startswith("act") else int(rng.integers(0, 32)))
         a, q = cases.exact_problem(rng, kind, variant, m, n, k)
-        w = dgnumba.prepare_int4_weights(q, "int8" if kind == "int4" else kind)
+        w = dgnumba.prepare_int4_weights(q, cases.prepared_for(kind))
         problem = check_int4_gemm_nt(a, w).problem
         if int4.supports(problem, device) is not None:
             pytest.skip(int4.supports(problem, device))
         plan = plan or [p for p in int4.candidates(problem, device) if p.records == 1][-1]
         expected = dgnumba.int4_gemm_nt(a, w, on="host")
-        on_gpu = dgnumba.prepare_int4_weights(to_gpu(cp, q), "int8" if kind == "int4" else kind)
+        on_gpu = dgnumba.prepare_int4_weights(to_gpu(cp, q), cases.prepared_for(kind))
         got = dgnumba.int4_gemm_nt(to_gpu(cp, a), on_gpu, plan=dataclasses.replace(plan))
         assert_bits_equal(got.get().view(expected.dtype), expected, f"{plan.name} {m}x{n}x{k}")
 

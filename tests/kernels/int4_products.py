@@ -58,7 +58,7 @@ class Int4Product:
         gate = None
         if self.has_gate:
             q, gate = cases.gate_pair(rng, self.variant, self.n, self.k)
-        w = dgnumba.prepare_int4_weights(q, "int8" if self.kind == "int4" else self.kind, gate=gate)
+        w = dgnumba.prepare_int4_weights(q, cases.prepared_for(self.kind), gate=gate)
         dtype = cases.D_DTYPES.get(self.out, np.dtype(np.int32))
         bias = rng.integers(-8, 9, self.n).astype(np.float32) if self.with_bias else None
         c = rng.integers(-8, 9, (self.m, self.n)).astype(dtype) if self.with_c else None

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from kernels.int4_products import H200, INT4, Int4Product
 
-BF16, F16, E4M3, INT8 = "bfloat16", "float16", "float8_e4m3fn", "int8"
+BF16, F16, E4M3, BY_ROW, INT8 = "bfloat16", "float16", "float8_e4m3fn", "float8_e4m3fn_row", "int8"
 
 CASES = [
     Int4Product(BF16, "int4_g128", 1, 1, 1, (8, 64, 1, 2, 1)),  # one element
@@ -41,6 +41,8 @@ CASES = [
     Int4Product(INT8, "int4_g128", 12, 70, 256, (16, 64, 1, 2, 1), 132, "float32", True, True),
     Int4Product(F16, "int4_g128", 9, 70, 256, (16, 64, 1, 2, 1), 132, "float16", False, True, True),
     Int4Product(E4M3, "int4_g128", 9, 40, 256, (16, 64, 1, 2, 2), 132, "bfloat16", False, False, True),
+    Int4Product(BY_ROW, "int4_g64", 11, 70, 300, (16, 64, 1, 2, 1), 132, "float32", True),
+    Int4Product(BY_ROW, "uint4_g128", 20, 140, 500, (24, 128, 2, 2, 2), 132),  # tables of zero points, a split
     Int4Product(BF16, "int4_g128", 9, 140, 520, (16, 128, 1, 3, 1), 1, pdl=True),  # built to let the grid behind it begin
 ]
 
@@ -70,7 +72,7 @@ def test_random_products(policy, rng):
     """Random plans on random problems."""
     done = 0
     while done < 40:
-        kind, variant = cases.ACTIVATIONS[rng.integers(5)], cases.VARIANTS[rng.integers(len(cases.VARIANTS))]
+        kind, variant = cases.ACTIVATIONS[rng.integers(len(cases.ACTIVATIONS))], cases.VARIANTS[rng.integers(len(cases.VARIANTS))]
         m, n, k = int(rng.integers(1, 70)), int(rng.integers(1, 300)), int(rng.integers(1, 20)) * 32
         if not cases.goes(kind, variant):
             continue

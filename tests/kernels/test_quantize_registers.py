@@ -106,9 +106,7 @@ def test_of_a_nan_all_codes_are_0(dtype, element, packed, ties_to_zero, clips, r
     x[[0, 3, 5, 10]] = np.nan, np.inf, -np.inf, -np.nan
     words = words_of(x, dtype)
     for by_powers in (False, True) if element == "float4_e2m1fn" and not ties_to_zero else (False,):
-        encode = quantize_registers.encode_for(
-            dtype, element, packed=packed, ties_to_zero=ties_to_zero, clips=clips, by_powers=by_powers
-        )
+        encode = quantize_registers.encode_for(dtype, element, packed=packed, ties_to_zero=ties_to_zero, clips=clips, by_powers=by_powers)
         for function in (encode, encode.operation.body):
             with np.errstate(invalid="ignore"):
                 found = in_a_thread(lambda f=function: f(words, (np.float32(np.nan), np.float32(1))))

@@ -38,6 +38,7 @@ CASES = [
     ("float8_e4m3fn", "int4_row", 19, 70, 129, "rtx-5090", "late"),
     ("float8_e4m3fn", "uint4_g128", 4, 20, 200, "l40s", "eager"),  # tables of zero points
     ("float8_e4m3fn", "nvfp4", 7, 12, 130, "rtx-3090", "late"),
+    ("float8_e4m3fn_row", "int4_g64", 5, 20, 200, "a100", "late"),  # a scale a token, at the end
     ("int8", "int4_row", 12, 66, 300, "rtx-5090", "late"),  # integers over all of K
     ("int8", "int4_g256", 8, 129, 257, "l40s", "eager"),
     ("int8", "float_zeros_g64", 40, 9, 70, "a100", "late"),
@@ -47,7 +48,7 @@ CASES = [
 
 def problem_of(rng, kind, variant, m, n, k):
     a, q = cases.exact_problem(rng, kind, variant, m, n, k)
-    return a, dgnumba.prepare_int4_weights(q, "int8" if kind == "int4" else kind)
+    return a, dgnumba.prepare_int4_weights(q, cases.prepared_for(kind))
 
 
 def check(rng, monkeypatch, kind, variant, m, n, k, gpu, policy, **more):
@@ -91,7 +92,7 @@ def test_a_gated_product(widen, policy):
 @pytest.mark.parametrize("gpu", sorted(set(ARCHS.values()) - {"h200"}))
 @pytest.mark.parametrize("kind, variant", PAIRS)
 def test_every_pair_on_every_gpu(kind, variant, gpu, policy, rng, monkeypatch):
-    if kind == "float8_e4m3fn" and "uint4" in variant + ("uint4" if "zeros" in variant else "") and KNOWN[gpu].cc < (8, 9):
+    if kind.startswith("float8") and "uint4" in variant + ("uint4" if "zeros" in variant else "") and KNOWN[gpu].cc < (8, 9):
         pytest.skip("FP8 beside zero points needs sm_89")
     k = 32 * int(rng.integers(1, 12)) + (0 if variant.startswith("act") else int(rng.integers(0, 32)))
     check(rng, monkeypatch, kind, variant, int(rng.integers(1, 70)), int(rng.integers(1, 140)), k, gpu, policy)

@@ -111,7 +111,8 @@ def problem_of(m: int, n: int, k: int, kind: str, group: int, scale: str) -> Int
     """The problem of these operands, before they are made."""
     if kind == "int4":
         return Int4Problem(m, n, k, "int8", "int4", "int32", 128, scale, is_whole=True)
-    return Int4Problem(m, n, k, kind, "int4", "float16" if kind == "float16" else "bfloat16", group, scale)
+    is_wide = kind in ("bfloat16", "float16")
+    return Int4Problem(m, n, k, kind, "int4", "float16" if kind == "float16" else "bfloat16", group, scale, may_fold=is_wide)
 
 
 def plans_of(problem: Int4Problem, device: Device, is_sweep: bool) -> list[Int4Plan]:
@@ -178,7 +179,7 @@ def rows_of(ours: Ours, others: Callable[[int], dict[str, Call]], m: int, flush:
                 "method": {"flush": flush.kind, "timer": "cupti", "runs": len(runs), "rounds": args.rounds, "interleaved": True, "data": "random"},
                 "plan": plan.name, "chosen": i == 0, "floor_us": round(problem.bytes / notes.copied, 3),
                 "estimate": int4_kernel_named(plan.kernel).estimate(plan, problem, ours.device),
-                "choices": [plan.block_m, plan.block_n, plan.records, plan.split, plan.num_stages],
+                "choices": [plan.block_m, plan.block_n, plan.records, plan.split, plan.num_stages], "fold": plan.fold,
             })  # fmt: skip
         show(rows[-len(by_plan) :])
     return rows

@@ -64,7 +64,8 @@ def int4_gemm_nt(
     Raises:
         ProblemError, DTypeError: an argument is refused; nothing has been written. UnsupportedError: no GPU, or no kernel for it.
 
-    Scales and zero points meet float32 sums, so that no weight is rounded; `int4_error_bound` says how far a result may lie from the exact one.
+    Scales meet float32 sums, so that no weight is rounded; beside 16-bit activations a GPU's plan may fold them into the weights, where that is
+    faster, each rounded to that type (`Int4Plan.fold`, `set_exact_weights`). `int4_error_bound` says how far a result may lie from the exact one.
 
     >>> import numpy as np, dgnumba
     >>> w = dgnumba.prepare_int4_weights(dgnumba.quantize(np.full((3, 128), 0.5, np.float32), "int4_g128"), "float16")

@@ -121,7 +121,9 @@ def problem_of(m: int, n: int, k: int, kind: str, group: int, scale: str) -> Int
         return Int4Problem(m, n, k, "int8", "int4", "int32", 128, scale, is_whole=True)
     by_row = kind == "float8_e4m3fn_row"
     d_dtype = "float16" if kind == "float16" else "bfloat16"
-    return Int4Problem(m, n, k, PREPARED_FOR.get(kind, kind), "int4", d_dtype, group, scale, a_by_row=by_row)
+    return Int4Problem(
+        m, n, k, PREPARED_FOR.get(kind, kind), "int4", d_dtype, group, scale, a_by_row=by_row, may_fold=kind in ("bfloat16", "float16")
+    )
 
 
 def plans_of(problem: Int4Problem, device: Device, is_sweep: bool) -> list[Int4Plan]:
@@ -188,7 +190,7 @@ def rows_of(ours: Ours, others: Callable[[int], dict[str, Call]], m: int, flush:
                 "method": {"flush": flush.kind, "timer": "cupti", "runs": len(runs), "rounds": args.rounds, "interleaved": True, "data": "random"},
                 "plan": plan.name, "chosen": i == 0, "floor_us": round(problem.bytes / notes.copied, 3),
                 "estimate": int4_kernel_named(plan.kernel).estimate(plan, problem, ours.device),
-                "choices": [plan.block_m, plan.block_n, plan.records, plan.split, plan.num_stages],
+                "choices": [plan.block_m, plan.block_n, plan.records, plan.split, plan.num_stages], "fold": plan.fold,
             })  # fmt: skip
         show(rows[-len(by_plan) :])
     return rows

@@ -33,7 +33,7 @@ START = Int4Constants(
 
 FREE = tuple(
     "launch split exchange tile store wgmma_floor latency stage unpack_wide unpack_table unpack_bytes promotion_table promotion_bytes "
-    "memory_share".split()
+    "memory_share fold fold_sharing".split()
 )
 """What is fitted."""
 
@@ -70,12 +70,17 @@ class Sweep:
 def read(path: Path = RESULTS) -> Sweep:
     """The rows of a sweep on an H200."""
     device, plans, problems, us = Device.named("h200"), [], [], []
-    for row in json.loads(path.read_text())["rows"]:
+    rows = json.loads(path.read_text())["rows"]
+    keys = [tuple(row[name] for name in ("m", "n", "k", "activation", "format")) for row in rows]
+    folded = {key for key, row in zip(keys, rows) if row.get("fold")}
+    for key, row in zip(keys, rows):
         form, scale = row["format"].split()
+        group, may_fold = int(form.split("_g")[1]), key in folded
         kind, by_row = row["activation"].removesuffix("_row"), row["activation"].endswith("_row")
-        problem = Int4Problem(row["m"], row["n"], row["k"], kind, "int4", "bfloat16", int(form.split("_g")[1]), scale, a_by_row=by_row)
+        problem = Int4Problem(row["m"], row["n"], row["k"], kind, "int4", "bfloat16", group, scale, may_fold=may_fold, a_by_row=by_row)
         block_m, block_n, records, split, stages = row["choices"]
-        plans.append(Int4Plan.of(problem, rules.NAME, block_m=block_m, block_n=block_n, records=records, split=split, num_stages=stages))
+        choices = {"block_m": block_m, "block_n": block_n, "records": records, "split": split, "num_stages": stages}
+        plans.append(Int4Plan.of(problem, rules.NAME, fold=row.get("fold", False), **choices))
         problems.append(problem)
         us.append(row["us"])
     work = [work_of(p, q, device, rules.count_tiles(p, q), rules.accumulators(p)) for p, q in zip(plans, problems)]

@@ -26,6 +26,7 @@ _HOME = {
     "fp8_gemm_nt": "api",
     "gemm_reference": "quant",
     "get_batch_invariant": "config",
+    "get_exact_weights": "config",
     "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor": "layouts",
     "get_mn_major_tma_aligned_packed_ue8m0_tensor": "scale_moves",
     "get_mn_major_tma_aligned_tensor": "scale_moves",
@@ -46,6 +47,7 @@ _HOME = {
     "prepare_int4_weights": "quant",
     "quantize": "casts",
     "set_batch_invariant": "config",
+    "set_exact_weights": "config",
     "set_num_sms": "config",
     "set_pdl": "config",
     "set_plans_per_layer": "policy",
@@ -83,9 +85,11 @@ if TYPE_CHECKING:
     from .casts import per_token_cast_to_fp8 as per_token_cast_to_fp8
     from .casts import quantize as quantize
     from .config import get_batch_invariant as get_batch_invariant
+    from .config import get_exact_weights as get_exact_weights
     from .config import get_num_sms as get_num_sms
     from .config import get_pdl as get_pdl
     from .config import set_batch_invariant as set_batch_invariant
+    from .config import set_exact_weights as set_exact_weights
     from .config import set_num_sms as set_num_sms
     from .config import set_pdl as set_pdl
     from .device import Device as Device

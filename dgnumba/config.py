@@ -3,6 +3,7 @@
     set_num_sms           multiprocessors that kernels are planned for and launched on: others are left to other work
     set_pdl               kernels may begin while the one before them in the stream still ends (programmatic dependent launch)
     set_batch_invariant   only plans that give a row of D the same bits whatever the other rows and their number
+    set_exact_weights     only plans that round no weight of 4 bits
 
 A call reads the settings once, when it begins. Threads share them.
 """
@@ -18,11 +19,12 @@ from .errors import ProblemError
 
 
 class Settings(NamedTuple):
-    """What a call reads: as `set_num_sms` (None: all), `set_pdl` and `set_batch_invariant` left it."""
+    """What a call reads: as `set_num_sms` (None: all), `set_pdl`, `set_batch_invariant` and `set_exact_weights` left it."""
 
     num_sms: int | None = None
     pdl: bool = False
     batch_invariant: bool = False
+    exact_weights: bool = False
 
     def limited(self, device: Device) -> Device:
         """The device with no more multiprocessors than may be used."""
@@ -92,6 +94,22 @@ def set_batch_invariant(enabled: bool) -> None:
 def get_batch_invariant() -> bool:
     """Whether `set_batch_invariant` is on."""
     return _settings.batch_invariant
+
+
+def set_exact_weights(enabled: bool) -> None:
+    """Plan, from the next call on, so that no weight of 4 bits is rounded: scales meet float32 sums, as they always do beside 8-bit activations.
+
+    Else a product of bfloat16 or float16 activations may multiply the weights by their scales first, where that is faster (`Int4Plan.fold`):
+    for many tokens. Each is then rounded to the activations' type, 2^-8 of itself at most, or 2^-11, and a scale that is of another type before
+    it; `int4_error_bound` has it. Weights whose scales are powers of two, as MXFP4's, lose nothing, nor do NVFP4's.
+    A plan that the caller names is refused if it folds. On the host, and where batch invariance is on, no weight is ever rounded.
+    """
+    _change(exact_weights=_switch("enabled", enabled))
+
+
+def get_exact_weights() -> bool:
+    """Whether `set_exact_weights` is on."""
+    return _settings.exact_weights
 
 
 def _switch(name: str, value: Any) -> bool:

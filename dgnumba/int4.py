@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,7 +64,8 @@ def int4_gemm_nt(
     Raises:
         ProblemError, DTypeError: an argument is refused; nothing has been written. UnsupportedError: no GPU, or no kernel for it.
 
-    Scales and zero points meet float32 sums, so that no weight is rounded; `int4_error_bound` says how far a result may lie from the exact one.
+    Scales meet float32 sums, so that no weight is rounded; beside 16-bit activations a GPU's plan may fold them into the weights, where that is
+    faster, each rounded to that type (`Int4Plan.fold`, `set_exact_weights`). `int4_error_bound` says how far a result may lie from the exact one.
 
     >>> import numpy as np, dgnumba
     >>> w = dgnumba.prepare_int4_weights(dgnumba.quantize(np.full((3, 128), 0.5, np.float32), "int4_g128"), "float16")
@@ -98,8 +100,8 @@ def _where(on: On | None, operands: Int4Operands) -> On:
 def _choose(problem: Int4Problem, plan: Int4Plan | None, device: Device, settings: config.Settings) -> Int4Choice:
     """The plan for what may be used of a device."""
     if plan is None:
-        return choose_int4(problem, settings.limited(device), settings.batch_invariant)
-    return validate_int4(plan, problem, settings.limited(device), settings.batch_invariant)
+        return choose_int4(problem, settings.limited(device), settings.batch_invariant, settings.exact_weights)
+    return validate_int4(plan, problem, settings.limited(device), settings.batch_invariant, settings.exact_weights)
 
 
 def _has_work(operands: Int4Operands) -> bool:
@@ -191,12 +193,23 @@ class Int4Explanation:
             f"{floor:.1f} us at the memory's {self.device.memory_bandwidth / 1e12:.1f} TB/s",
             f"plan       {plan.kernel}: tile {plan.block_m}x{plan.block_n}, {plan.records} records of 128 of K a stage, {plan.num_stages} stages, "
             + (f"K split over clusters of {plan.split}" if plan.split > 1 else "no split"),
+            "scales     " + _scales_meet(plan, p),
             f"why        {tiles} tiles on {self.device.num_sms} multiprocessors ({self.device.name}); {choice.estimate:.1f} us expected",
             f"           cheapest of {choice.considered} plans; next: {others}",
             "smem       " + str(self.built.smem).replace("\n", "\n           "),
             f"registers  {self.resources}",
         ]  # fmt: skip
         return "\n".join(lines)
+
+
+def _scales_meet(plan: Int4Plan, problem: Int4Problem) -> str:
+    """Where scales are multiplied in, and what that rounds."""
+    if not plan.fold:
+        return "of weights multiply float32 sums: no weight is rounded"
+    off = problem.fold_error
+    return f"multiply the weights, in {plan.a_dtype} (fold): " + (
+        f"each off by 2^{math.log2(off):.1f} of itself at most" if off else "exactly"
+    )
 
 
 def explain_int4(a: Any, w: Any, d: Any = None, c: Any = None, *, bias: Any = None, out_dtype: DType | str | None = None,

@@ -87,6 +87,7 @@ def check_int4_gemm_nt(
         m, weights.n, k, kind, weights.dtype, d_dtype, weights.group, weights.scale_dtype, weights.zeros,
         weights.has_gate, row is not None, add is not None, weights.global_scale is not None,
         kind is INT8 and weights.is_whole and weights.zeros != "float", kind is E4M3 and scales is not None and scales.array.ndim == 1,
+        weights.folds_into(kind),
     )  # fmt: skip
     if d_dtype is I32:
         _check_raw(problem)

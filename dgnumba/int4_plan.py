@@ -32,9 +32,18 @@ def int4_kernel_named(name: str) -> Int4Kernel:
     raise PlanError(f"kernel: expected one of {', '.join(k.NAME for k in INT4_KERNELS)}, got {name}")
 
 
+FOLDS = "folds scales into weights, which rounds these, and exact weights are asked for (set_exact_weights)"
+"""Why a plan is refused."""
+
+ROUNDING = 1.03
+"""How many times as long a plan may take that rounds no weight, where one that does would take its place."""
+
+
 @lru_cache(maxsize=4096)
-def choose_int4(problem: Int4Problem, device: Device, batch_invariant: bool = False) -> Int4Choice:
+def choose_int4(problem: Int4Problem, device: Device, batch_invariant: bool = False, exact_weights: bool = False) -> Int4Choice:
     """The plan for a problem on a device: the cheapest of the first kernel that takes it; `batch_invariant` as of `plan.choose`.
+
+    `exact_weights` leaves out plans that round weights; without it these are chosen where they are cheaper by more than `ROUNDING`.
 
     Raises:
         UnsupportedError: no kernel takes the problem there; lists each one's reason.
@@ -47,17 +56,26 @@ def choose_int4(problem: Int4Problem, device: Device, batch_invariant: bool = Fa
             refusals[kernel.NAME] = reason
             continue
         plans = [plan for plan in kernel.candidates(problem, device) if not batch_invariant or kernel.is_batch_invariant(plan)]
-        priced = sorted((kernel.estimate(plan, problem, device), i, plan) for i, plan in enumerate(plans))
+        plans = [plan for plan in plans if not (exact_weights and _rounds(plan, problem))]
+        priced = [(plan, kernel.estimate(plan, problem, device)) for plan in plans]
+        priced.sort(key=lambda pair: pair[1] * (ROUNDING if _rounds(pair[0], problem) else 1))
         if priced:
-            best, _, plan = priced[0]
-            return Int4Choice(plan, kernel, best, len(priced), tuple((p, e) for e, _, p in priced[1:4]))
+            plan, best = priced[0]
+            return Int4Choice(plan, kernel, best, len(priced), tuple(priced[1:4]))
         refusals[kernel.NAME] = f"no tile fits {device.smem_per_block} bytes of shared memory a block"
     if any(reason.startswith("no tile fits") for reason in refusals.values()):
         raise PlanError(f"no plan fits {problem} on {device.name}", refusals)
     raise UnsupportedError(f"no kernel takes {problem} on {device.name}", refusals)
 
 
-def validate_int4(plan: Int4Plan, problem: Int4Problem, device: Device, batch_invariant: bool = False) -> Int4Choice:
+def _rounds(plan: Int4Plan, problem: Int4Problem) -> bool:
+    """Whether a plan rounds weights of a problem."""
+    return plan.fold and problem.fold_error > 0
+
+
+def validate_int4(
+    plan: Int4Plan, problem: Int4Problem, device: Device, batch_invariant: bool = False, exact_weights: bool = False
+) -> Int4Choice:
     """A plan that the caller chose, checked. Raises `PlanError` saying what rules it out."""
     if not isinstance(plan, Int4Plan):
         raise PlanError(f"plan: expected an Int4Plan, got {type(plan).__name__}")
@@ -67,6 +85,8 @@ def validate_int4(plan: Int4Plan, problem: Int4Problem, device: Device, batch_in
         reason = "lets no grid behind it begin early, as pdl=True says"
     if reason is None and batch_invariant and not kernel.is_batch_invariant(plan):
         reason = VARIES
+    if reason is None and exact_weights and _rounds(plan, problem):
+        reason = FOLDS
     if reason is None:
         smem = kernel.smem(plan).launch_bytes
         if smem > device.smem_per_block:

@@ -12,6 +12,22 @@ BF16, INT4, F16 = DTYPES["bfloat16"], DTYPES["int4"], DTYPES["float16"]
 E4M3, INT8 = DTYPES["float8_e4m3fn"], DTYPES["int8"]
 
 
+def fold_error(a_dtype: DType, w_dtype: DType, scale_dtype: DType, zeros: Zeros = "none") -> float:
+    """By how much of itself a weight of 4 bits is off at most when it is multiplied by its scale in A's type; 0 where nothing is rounded.
+
+    The unit roundoff u for a product with more significant bits than the type has, and before it u for a scale with more:
+    int4 has 3 bits (-8 is a power of two), int4 or uint4 less a zero point 4, e2m1 2.
+
+    >>> [fold_error(BF16, INT4, DTYPES[scale]) for scale in ("float8_e8m0fnu", "bfloat16")]
+    [0.0, 0.00390625]
+    """
+    width = 2 if w_dtype is DTYPES["float4_e2m1fn"] else 3 if w_dtype is INT4 and zeros == "none" else 4
+    of_scale, kept = scale_dtype.mantissa + 1, a_dtype.mantissa + 1
+    u = a_dtype.unit_roundoff
+    off = (1 + u * (of_scale > kept)) * (1 + u * (min(of_scale, kept) + width > kept)) - 1
+    return float(off)
+
+
 @dataclass(frozen=True)
 class Int4Problem:
     """Extents and types of ``D [m,n] = A [m,k] @ W [n,k].T`` for weights of 4 bits, and what is done to it on its way out.
@@ -31,6 +47,8 @@ class Int4Problem:
         with_alpha: whether all is multiplied by one number, as of NVFP4.
         is_whole: int8 beside weights with one scale a row: the sum over all of K is an integer.
         a_by_row: float8_e4m3fn with one float32 scale for each row, as a token's.
+        may_fold: weights times their scales are in the range of A's type, 16 bits (`Int4Weights.folds_into`): a plan may multiply them
+            before the product.
     """
 
     m: int
@@ -48,6 +66,7 @@ class Int4Problem:
     with_alpha: bool = False
     is_whole: bool = False
     a_by_row: bool = False
+    may_fold: bool = False
 
     def __post_init__(self) -> None:
         for name in ("a_dtype", "w_dtype", "d_dtype", "scale_dtype"):
@@ -71,6 +90,11 @@ class Int4Problem:
     def record(self) -> Record:
         """The form of a record of weights."""
         return Record(order_for(self.a_dtype), self.group, self.scale_dtype.itemsize, self.zeros)
+
+    @property
+    def fold_error(self) -> float:
+        """By how much of itself a weight may be off that a plan folds its scale into: roundings of the scale and of the product."""
+        return fold_error(self.a_dtype, self.w_dtype, self.scale_dtype, self.zeros)
 
     @property
     def rows(self) -> int:

@@ -95,8 +95,13 @@ def verify(
     return Verdict(m * n, largest, used, outside, first, quantization, unbounded)
 
 
-def verify_int4(a: Any, w: QTensor, d: Any, *, originals: tuple[Any, Any] | None = None, progress: Progress | None = None) -> Verdict:
-    """`verify` for ``d = a @ w.T`` with weights of 4 bits; `a` an array of 16-bit floats, or a QTensor, `w` a QTensor."""
+def verify_int4(
+    a: Any, w: QTensor, d: Any, *, originals: tuple[Any, Any] | None = None, progress: Progress | None = None, fold: bool | None = None
+) -> Verdict:
+    """`verify` for ``d = a @ w.T`` with weights of 4 bits; `a` an array of 16-bit floats, or a QTensor, `w` a QTensor.
+
+    `fold` as of `int4_error_bound`: whether scales were folded into the weights; False for what the host made.
+    """
     m, n = np.shape(d)
     if (m, n) != (a.shape[0], w.shape[0]):
         raise ProblemError(f"d: expected [M, N] = {[a.shape[0], w.shape[0]]}, got {[m, n]}")
@@ -104,7 +109,7 @@ def verify_int4(a: Any, w: QTensor, d: Any, *, originals: tuple[Any, Any] | None
     lost = size = 0.0
     for columns in (slice(j, min(j + TILE_N, n)) for j in range(0, n, TILE_N)):
         part = w.rows(columns.start, columns.stop)
-        expected, bound = int4_gemm_reference(a, part)[0], int4_error_bound(a, part, as_dtype(d.dtype))
+        expected, bound = int4_gemm_reference(a, part)[0], int4_error_bound(a, part, as_dtype(d.dtype), fold=fold)
         found = np.asarray(d[:, columns]).astype(np.float64)
         error, bad = _compare(found, expected, bound)
         if bad.any() and first is None:

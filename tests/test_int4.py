@@ -31,7 +31,7 @@ def test_the_host_path_is_within_the_bound(kind, variant, rng):
     for out in cases.D_DTYPES:
         d = int4_gemm_nt(a, q, out_dtype=out)
         assert d.dtype == cases.D_DTYPES[out]
-        assert_within(d, expected, bound(a, q, out), f"{kind} {variant} {out}")
+        assert_within(d, expected, bound(a, q, out, fold=False), f"{kind} {variant} {out}")
 
 
 @pytest.mark.parametrize("kind", cases.INTEGERS)

@@ -22,6 +22,7 @@ class Int4Plan:
     num_stages         slots of the ring in shared memory
     records            of 64 rows by 128 of K in a stage, for each 64 rows of the tile
     split              CTAs of a cluster that share a tile, each a range of K
+    fold               scales are multiplied into the weights, which are rounded to A's type; sums then need none
     widen              FP8 operands become float16 in the registers, where the tensor core lacks FP8
     pdl                as of `GemmPlan`
     the rest           as of `Int4Problem`
@@ -47,11 +48,12 @@ class Int4Plan:
     a_by_row: bool = False
     widen: bool = False
     pdl: bool = False
+    fold: bool = False
 
     @property
     def name(self) -> str:
         """A short name that says every choice: `16x128x256 s5 split2 bfloat16 int4_g128 float16`."""
-        split = f" split{self.split}" * (self.split > 1) + " widen" * self.widen
+        split = f" split{self.split}" * (self.split > 1) + " widen" * self.widen + " fold" * self.fold
         zeros = f" {self.zeros[:3]}zero" if self.zeros != "none" else ""
         fused = "".join(
             f" {word}"
@@ -101,6 +103,7 @@ class Int4Plan:
             records=self.records,
             split=self.split,
             widen=self.widen,
+            fold=self.fold,
             pdl=self.pdl,
         )
         for name in self.__dataclass_fields__:

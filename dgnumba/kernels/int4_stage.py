@@ -211,9 +211,11 @@ class Multiply:
 
     def issue_into(self, total: Any, record: int, frags: list[Any], desc: Any) -> Any:
         """Issue the products of a record, all added to `total`."""
+        per_block, block_units = self.take.steps // self.blocks, self.plan.block_m * 128 // 16
         wgmma.fence()
         for step, frag in enumerate(frags):
-            total = self.mma(total, frag, desc + (record * (self.plan.block_m * 128 // 16) + step * 2), 1)
+            at = (record * self.blocks + step // per_block) * block_units + step % per_block * 2
+            total = self.mma(total, frag, desc + at, 1)
         wgmma.commit()
         return total
 

@@ -40,6 +40,7 @@ RULES: tuple[Rule, ...] = (
     (f"{RECORD_COUNTS} records a stage", lambda plan, _: plan.records in RECORD_COUNTS),
     ("no split", lambda plan, _: plan.split == 1),
     (f"{MIN_STAGES} to {MAX_STAGES} stages", lambda plan, _: MIN_STAGES <= plan.num_stages <= MAX_STAGES),
+    ("no scales folded into weights", lambda plan, _: not plan.fold),
     ("FP8 operands, to widen them", lambda plan, _: plan.a_dtype == "float8_e4m3fn" or not plan.widen),
     (
         "accumulators of all groups of a record in the registers",

@@ -57,6 +57,9 @@ class Int4Constants:
     promotion_table  cycles      the same for e4m3, whose tokens have scales of their own: loads, a product, a multiply-add
     promotion_bytes  cycles      the same for int8: a conversion at a quarter of the rate, a multiply-add
     promotion_rows   cycles      the same for e4m3 by rows: a multiply-add
+    fold             cycles      of the schedulers for a record's products of weights and scales, 32 instructions, and for a group's scales
+    fold_sharing     -           `sharing` where scales are folded and tokens are 128 or more, which fill the time of other warpgroups' waits; of
+                                 fewer tokens in proportion between both
     port             B/cycle     into one multiprocessor
     memory_share     share       of the data sheet's bandwidth that is reached
     norm             -           exponent of the norm in which multiprocessor, port and memory meet
@@ -79,6 +82,8 @@ class Int4Constants:
     promotion_table: float = 3.43
     promotion_bytes: float = 2.85
     promotion_rows: float = 1.9
+    fold: float = 32.0
+    fold_sharing: float = 4.0
     port: float = 64.0
     memory_share: float = 0.916
     norm: float = 4.0
@@ -98,6 +103,8 @@ class Work(NamedTuple):
     warpgroups      that consume
     tokens, wgmmas  columns of one wgmma, and how many a record takes, in units of half a cycle a column
     accumulators    registers of a thread that are promoted for a record
+    is_folded       1 where scales are folded into the weights, else 0
+    groups          of a record
     record_bytes    of weights and tokens that one CTA loads for a record of all warpgroups
     rounds          of tiles
     stored          elements of D of a tile
@@ -114,6 +121,8 @@ class Work(NamedTuple):
     tokens: Array
     wgmmas: Array
     accumulators: Array
+    is_folded: Array
+    groups: Array
     record_bytes: Array
     rounds: Array
     stored: Array
@@ -138,6 +147,8 @@ def work_of(plan: Int4Plan, problem: Int4Problem, device: Device, tiles: int, ac
         tokens=plan.block_m,
         wgmmas=4 * size * passes,
         accumulators=accumulators,
+        is_folded=int(plan.fold),
+        groups=plan.record.groups,
         record_bytes=plan.record.nbytes * warpgroups + tokens * 128 * size,
         rounds=rounds,
         stored=0 if is_split else tokens * plan.block_n,
@@ -150,13 +161,14 @@ def work_of(plan: Int4Plan, problem: Int4Problem, device: Device, tiles: int, ac
 
 def microseconds(work: Work, c: Int4Constants = CONSTANTS) -> Array:
     """What the work should take."""
-    unpack = np.take((c.unpack_wide, c.unpack_table, c.unpack_bytes), work.order)
+    unpack = np.take((c.unpack_wide, c.unpack_table, c.unpack_bytes), work.order) + work.is_folded * c.fold * (1 + work.groups / 8)
     promotion = work.accumulators * np.take((c.promotion_wide, c.promotion_table, c.promotion_bytes, c.promotion_rows), work.promotion)
     tensor = np.maximum(work.tokens / 2, c.wgmma_floor) * work.wgmmas
     products, first = tensor + c.latency, 1 / work.stage_records
     alone = first * (products + unpack) + (1 - first) * np.maximum(products, unpack) + promotion
     issue = unpack + promotion + first * c.stage
-    cycles = _norm(c.sharing, alone, work.warpgroups * tensor, work.warpgroups * issue)
+    sharing = c.sharing + (c.fold_sharing - c.sharing) * work.is_folded * np.minimum(work.tokens / 128, 1)
+    cycles = _norm(sharing, alone, work.warpgroups * tensor, work.warpgroups * issue)
     per_us = c.clock * 1e3
     memory = work.nbytes / (c.memory_share * work.rate)
     pace = _norm(c.norm, work.records * cycles / per_us, work.records * work.record_bytes / (c.port * per_us), memory)
@@ -164,7 +176,7 @@ def microseconds(work: Work, c: Int4Constants = CONSTANTS) -> Array:
     return c.launch + pace + ends + work.is_split * c.split + work.partial_bytes / (c.exchange * 1e3)
 
 
-def _norm(exponent: float, *parts: Array) -> Array:
+def _norm(exponent: Array, *parts: Array) -> Array:
     return sum(part**exponent for part in parts) ** (1 / exponent)
 
 

@@ -7,10 +7,12 @@ Barriers:  full[stage]   1 arrival + bytes of W, A, SFA            producer -> c
            empty[stage]  1 arrival per consumer warp               consumers -> producer
            named 1       everyone, once: the barriers are initialised; the producer does not wait
            named 2       the consumers, once, where codes become e4m3 by tables: these are written
-Tile:      for each stage, for each record: fence -> wgmmas of all groups -> unpack the next record meanwhile -> wait -> total += scales * acc
+Tile:      for each stage, for each record: fence -> wgmmas of all groups -> unpack the next record meanwhile -> wait -> total += scales * acc;
+           with `fold` the weights are scaled as they are unpacked, and total is what the wgmmas add to
 Split:     SPLIT CTAs of a cluster share a tile, each a range of K; their sums meet in distributed shared memory and are added in rank
            order, so that a result has the same bits every run
-Exactness: codes less an integer zero point are exact in every operand type, and scales meet sums, not weights: what is rounded is float32
+Exactness: codes less an integer zero point are exact in every operand type, and scales meet sums, not weights: what is rounded is float32.
+           With `fold` scales meet weights, which are rounded to A's type
 Budget:    smem = layouts.smem of plan; what counts is bytes in flight
 """
 
@@ -25,6 +27,7 @@ from ..integers import u32, u64
 from ..layouts.descriptors import TensorMap, low_word
 from ..ptx import barrier, convert, fragment, mbarrier, memory, thread, tma
 from .int4_finish import finish_for, store_partial, store_tile_for
+from .int4_fold import folded_stage_for
 from .int4_spec import Int4Plan
 from .int4_stage import stage_for, table_word_for
 from .pipeline import FULL_ARRIVALS, Slot, empty_arrivals, next_slot
@@ -49,7 +52,7 @@ def build(plan: Int4Plan) -> Built:
     STAGE_BYTES = W_BYTES + A_BYTES + (BLOCK_M * 4 * RECORDS if HAS_SFA else 0)
     EMPTY_ARRIVALS = empty_arrivals(CONSUMER_WARPS, 1)
     ACC = BLOCK_M // 2
-    stage_product, table_word = stage_for(plan), table_word_for(plan)
+    stage_product, table_word = (folded_stage_for if plan.fold else stage_for)(plan), table_word_for(plan)
     finish = finish_for(plan)
     store_tile = store_tile_for(finish)
     zeros, bits_of = (fragment.zero_s32, convert.forget) if plan.is_whole else (fragment.zero, fragment.bits)

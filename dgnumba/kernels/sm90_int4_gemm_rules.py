@@ -58,12 +58,16 @@ def refused_types(problem: Int4Problem) -> str | None:
 
 def accumulators(plan: Int4Plan) -> int:
     """Registers a thread that a record's sums take beside the total: none where that is what is added to."""
-    if plan.is_whole:
+    if plan.is_whole or plan.fold:
         return 0
     return plan.block_m // 2 * plan.record.groups * (2 if plan.zeros == "float" else 1)
 
 
 RULES: tuple[Rule, ...] = (
+    (
+        "A of 16 bits and scales that may be folded into the weights",
+        lambda plan, problem: not plan.fold or problem.may_fold and DTYPES[plan.a_dtype].itemsize == 2 and plan.zeros != "float",
+    ),
     (f"BLOCK_M of {BLOCK_MS}", lambda plan, _: plan.block_m in BLOCK_MS),
     (f"BLOCK_N of {BLOCK_NS}", lambda plan, _: plan.block_n in BLOCK_NS),
     (f"{RECORD_COUNTS} records a stage", lambda plan, _: plan.records in RECORD_COUNTS),
@@ -128,8 +132,8 @@ def table_words(plan: Int4Plan) -> int:
 
 
 def is_batch_invariant(plan: Int4Plan) -> bool:
-    """As `Int4Kernel` has it: a split adds up partial sums, whose number goes by M."""
-    return plan.split == 1
+    """As `Int4Kernel` has it: a split adds up partial sums, whose number goes by M; weights are folded for some M, and not for others."""
+    return plan.split == 1 and not plan.fold
 
 
 def smem(plan: Int4Plan) -> SmemMap:
@@ -149,15 +153,19 @@ def smem(plan: Int4Plan) -> SmemMap:
 
 def candidates(problem: Int4Problem, device: Device) -> list[Int4Plan]:
     """Plans that fit the device: one tile takes all tokens where it can, and all CTAs of a split run at one time."""
-    block_ms = [b for b in BLOCK_MS if b >= problem.m and (problem.is_whole or b <= 128)][:1] or [64, 96, 128, 192, 256]
+    many = [64, 96, 128, 192, 256]
+    block_ms = [b for b in BLOCK_MS if b >= problem.m and (problem.is_whole or b <= 128)][:1] or many
     # many groups of a record leave registers for few tokens only: then several tiles take them
-    return _plans(problem, device, block_ms) or _plans(problem, device, BLOCK_MS)
+    plans = _plans(problem, device, block_ms) or _plans(problem, device, BLOCK_MS)
+    if problem.may_fold:
+        plans += _plans(problem, device, block_ms if problem.m <= 64 else many, fold=True)
+    return plans
 
 
-def _plans(problem: Int4Problem, device: Device, block_ms: Sequence[int]) -> list[Int4Plan]:
+def _plans(problem: Int4Problem, device: Device, block_ms: Sequence[int], fold: bool = False) -> list[Int4Plan]:
     plans = []
     for block_m, block_n, records, split in product(block_ms, BLOCK_NS, RECORD_COUNTS, SPLITS):
-        plan = Int4Plan.of(problem, NAME, block_m=block_m, block_n=block_n, num_stages=2, records=records, split=split)
+        plan = Int4Plan.of(problem, NAME, block_m=block_m, block_n=block_n, num_stages=2, records=records, split=split, fold=fold)
         if refusal(plan, problem) is not None:
             continue
         if split > 1 and count_tiles(plan, problem) > device.clusters_at_once(split):

@@ -50,6 +50,37 @@ def fma_bf16x2(a: u32, b: u32, c: u32) -> u32:
     return u32(low | high << 16)
 
 
+@op("mul.rn.bf16x2 {out}, {a}, {b};", pure=True)
+def multiply_bf16x2(a: u32, b: u32) -> u32:
+    """mul.rn.bf16x2 - of each half a * b, rounded once to bfloat16, subnormals kept.
+
+    PTX:       ISA 9.0, "mul"; sm_90+
+    Scope:     thread
+    Args:      a, b  u32  two bfloat16 each
+    Returns:   u32
+    Emulates:  exactly, of finite numbers; else NaN is the canonical one, 0x7fff
+    """
+    low, high = (_bf16_bits(_bf16(int(a) >> shift & 0xFFFF) * _bf16(int(b) >> shift & 0xFFFF), -0.0) for shift in (0, 16))
+    return u32(low | high << 16)
+
+
+@op("mul.rn.f16x2 {out}, {a}, {b};", pure=True)
+def multiply_f16x2(a: u32, b: u32) -> u32:
+    """mul.rn.f16x2 - of each half a * b, rounded once to float16, subnormals kept.
+
+    PTX:       ISA 9.0, "mul"; sm_53+
+    Scope:     thread
+    Args:      a, b  u32  two float16 each
+    Returns:   u32
+    Emulates:  exactly, of finite numbers; else NaN is the canonical one, 0x7fff
+    """
+    x, y = (np.array([int(v) & 0xFFFF, int(v) >> 16], np.uint16).view(np.float16).astype(np.float64) for v in (a, b))
+    with np.errstate(over="ignore", invalid="ignore"):
+        product = (x * y).astype(np.float16)  # exact in float64, then rounded once
+    low, high = np.where(np.isnan(product), 0x7FFF, product.view(np.uint16)).tolist()
+    return u32(low | high << 16)
+
+
 def _bf16(bits: int) -> float:
     return float(np.uint32(bits << 16).view(np.float32))
 
@@ -61,7 +92,7 @@ def _bf16_bits(product: float, addend: float) -> int:
         return 0x7FFF if about != about else int(np.float32(about).view(np.uint32)) >> 16
     exact = Fraction(product) + Fraction(addend)
     step = Fraction(2) ** max(math.frexp(about)[1] - 8, -133)  # the spacing of bfloat16 there
-    rounded = float(round(exact / step) * step)
+    rounded = math.copysign(float(round(exact / step) * step), about)  # what is rounded to 0 keeps its sign
     with np.errstate(over="ignore"):
         return int(np.float32(rounded).view(np.uint32)) >> 16
 

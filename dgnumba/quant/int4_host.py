@@ -17,9 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from .. import config
 from ..arithmetic import fma
 from ..dtypes import DTYPES, DType, as_dtype
 from ..errors import DTypeError, ProblemError
+from ..int4_problem import fold_error
+from ..layouts.int4.stream import Zeros
 from .int4_weights import Int4Weights
 from .qtensor import QTensor
 from .reference import TAU_WGMMA
@@ -147,28 +150,47 @@ def int4_gemm_reference(a: Any, w: QTensor) -> tuple[Any, Any]:
     return left @ right.T, np.abs(left) @ np.abs(right).T
 
 
-def int4_error_bound(a: Any, w: QTensor, out_dtype: DType | str = "bfloat16") -> Any:
+def int4_error_bound(a: Any, w: QTensor, out_dtype: DType | str = "bfloat16", *, fold: bool | None = None) -> Any:
     """How far each element of a right result may lie from `int4_gemm_reference`, float64 ``[M,N]``.
+
+    `fold` says which way the plan goes (`Int4Plan.fold`): False, scales meet sums; True, they meet weights; None, either, as the settings allow.
 
     With S = the sum of the magnitudes of all terms, C the oracle's value, u the unit roundoff of the output type, G the groups of K::
 
-        bound = E + u * (|C| + E) + tiny       E = f (tau + gamma) S      gamma = (2 G + 6) * 2^-24
+        bound = E + u * (|C| + E) + tiny       E = (r + (1 + r) f (tau + gamma)) S      gamma = (2 G + 6) * 2^-24
 
     tau is what sums within groups may lose: 2^-23 K for 16 bits (the tensor core cuts its last bit), 1.7e-2 for e4m3 (`TAU_WGMMA`), 0 for
     int8. f is 1; with float zero points 4: there d = code - rint(z) and r = rint(z) - z are multiplied apart, and |d| + |r| is at most
-    3 |d + r|, which the roundings of scale times r exceed by less than another.
+    3 |d + r|, which the roundings of scale times r exceed by less than another. r is what folding rounds a weight by, of itself
+    (`int4_problem.fold_error`): for bfloat16 activations 2^-8, or 2^-7 and a little where scales are of another type than bfloat16, for float16
+    2^-11 or 2^-10; 0 where nothing is folded, and where scales have few bits, as those of MXFP4 and NVFP4.
     """
     out = as_dtype(out_dtype)
-    kind = a.dtype if isinstance(a, QTensor) else F16
+    kind = a.dtype if isinstance(a, QTensor) else _float_type(np.asarray(a))
     oracle, size = int4_gemm_reference(a, w)
     k = w.shape[1]
     groups = -(-k // min(w.granularity[1], 128))
     tau = {E4M3: TAU_WGMMA}.get(kind, 0.0) if kind.itemsize == 1 else k * 2.0**-23
-    has_float_zeros = w.zero_point is not None and (w.zero_point.dtype.kind == "f" or str(w.zero_point.dtype) == "bfloat16")
-    error = (4 if has_float_zeros else 1) * (tau + (2 * groups + 6) * F32.unit_roundoff) * size
+    zeros = _zeros_of(w)
+    off = fold_error(kind, w.dtype, w.scale_dtype, zeros) if _folds(fold, kind, zeros) else 0.0
+    error = (off + (1 + off) * (4 if zeros == "float" else 1) * (tau + (2 * groups + 6) * F32.unit_roundoff)) * size
     unit = 0.0 if out is F32 else out.unit_roundoff
     tiny = out.min_subnormal + F32.min_subnormal * (groups + 1 + 16 * k)
     bound = error + unit * (np.abs(oracle) + error) + tiny
     bound[(size + bound >= min(out.max, F32.max))] = np.inf
     bound[np.isnan(oracle)] = np.nan
     return bound
+
+
+def _zeros_of(w: QTensor) -> Zeros:
+    if w.zero_point is None:
+        return "none"
+    return "float" if w.zero_point.dtype.kind == "f" or str(w.zero_point.dtype) == "bfloat16" else "integer"
+
+
+def _folds(fold: bool | None, kind: DType, zeros: Zeros) -> bool:
+    """Whether scales are folded, or may be."""
+    if kind.itemsize != 2 or zeros == "float":
+        return False
+    settings = config.current()
+    return not (settings.exact_weights or settings.batch_invariant) if fold is None else fold

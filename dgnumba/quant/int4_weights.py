@@ -39,6 +39,7 @@ class Int4Weights:
         has_gate: rows come in runs of 16, eight of W and the same eight of the gate.
         layout: the layout's name.
         check: a sum over the codes that every change of place changes (`verify`).
+        scale_range: the least magnitude of a scale other than 0, and the largest (0 and 0 where there is none); without `global_scale`.
     """
 
     stream: Any
@@ -55,6 +56,7 @@ class Int4Weights:
     has_gate: bool
     layout: str
     check: int
+    scale_range: tuple[float, float] = (0.0, 0.0)
 
     @property
     def record(self) -> Record:
@@ -74,6 +76,18 @@ class Int4Weights:
     def takes(self, a_dtype: DType) -> bool:
         """Whether activations of a type can be multiplied with this order of codes."""
         return order_for(a_dtype) == order_for(self.a_dtype)
+
+    def folds_into(self, a_dtype: DType) -> bool:
+        """Whether every weight times its scale, both rounded to a type of 16 bits, is a normal number of it or 0: then a plan may `fold` them.
+
+        Float zero points are not folded.
+        """
+        if a_dtype.itemsize != 2 or self.zeros == "float":
+            return False
+        least, most = self.scale_range
+        smallest, largest = (0.5, 6) if self.dtype is E2M1 else (1, 15)
+        roundings = 1 + 4 * a_dtype.unit_roundoff
+        return most * largest * roundings <= a_dtype.max and (most == 0 or least * smallest >= a_dtype.min_normal * roundings)
 
     def __repr__(self) -> str:
         gate, order = (" with a gate" * self.has_gate, ", act order" * (self.order is not None))
@@ -146,12 +160,12 @@ def prepare_int4_weights(w: QTensor, a_dtype: DType | str = "bfloat16", *, gate:
                 "w: expected no act order beside float8_e4m3fn, whose scales go by 128 columns as they stand: permute before A is quantized"
             )
         if gate is None:
-            return _packed(w, first, kind, has_gate=False)
+            return _packed(w, first, kind, False, _range_of(w))
         _check("gate", gate)
         _check_gate(w, gate)
         second = _plain(gate)
         codes, scales, zeros, rests = (None if x is None else _interleaved(x, y) for x, y in zip(first.blocks, second.blocks))
-        return _packed(w, _Plain(codes, scales, zeros, rests, first.order), kind, has_gate=True)
+        return _packed(w, _Plain(codes, scales, zeros, rests, first.order), kind, True, _range_of(w, gate))
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,7 +264,17 @@ def _interleaved(x: Any, y: Any) -> Any:
     return out.reshape(runs * 16, columns)
 
 
-def _packed(w: QTensor, plain: _Plain, a_dtype: DType, has_gate: bool) -> Int4Weights:
+def _range_of(*tensors: QTensor) -> tuple[float, float]:
+    """The least magnitude other than 0, and the largest, of all scales."""
+    ends = []
+    for scales in (q.scales for q in tensors if q.scale.size):
+        xp, size = namespace(scales), abs(scales)
+        ends.append((float(xp.where(size > 0, size, xp.inf).min()), float(size.max())))
+    most = max((most for _, most in ends), default=0.0)
+    return (min(least for least, _ in ends), most) if most else (0.0, 0.0)
+
+
+def _packed(w: QTensor, plain: _Plain, a_dtype: DType, has_gate: bool, scale_range: tuple[float, float]) -> Int4Weights:
     xp = namespace(plain.codes)
     rows, k = plain.codes.shape
     gk = w.granularity[1]
@@ -279,7 +303,7 @@ def _packed(w: QTensor, plain: _Plain, a_dtype: DType, has_gate: bool) -> Int4We
     n = w.shape[0]
     return Int4Weights(
         record.pack(codes, scales, marks, rests), n, k, w.dtype, group, w.scale_dtype, zeros, a_dtype, scale, plain.order, gk >= k, has_gate,
-        LAYOUT, code_sum(codes[:rows, :k]),
+        LAYOUT, code_sum(codes[:rows, :k]), scale_range,
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ PLANS_A_FORM = 4
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-    """A problem and its answer; `bound` is None where every bit must agree."""
+    """A problem and its answer; `bound` is None where every bit must agree, else that of a plan that folds no scales, and of one that does."""
 
     what: str
     kind: str
@@ -31,7 +31,7 @@ class Drawn:
     q: Any
     stream: np.ndarray
     expected: np.ndarray
-    bound: np.ndarray | None
+    bound: tuple[np.ndarray, np.ndarray] | None
     plans: list[Any]
 
 
@@ -62,7 +62,7 @@ def draw(seed: int, i: int, device: Device) -> Drawn | None:
         # both are right: the host's sums of integers, and the oracle in float64, which holds them exactly (0 of either sign)
         assert_bits_equal(expected + np.float32(0), (oracle + 0.0).astype(np.float32), f"{what}: the host")
     else:
-        expected, bound = oracle, dgnumba.int4_error_bound(a, q, "float32")
+        expected, bound = oracle, tuple(dgnumba.int4_error_bound(a, q, "float32", fold=fold) for fold in (False, True))
     problem = check_int4_gemm_nt(a, w, out_dtype="float32").problem
     plans = sm90_int4_gemm.candidates(problem, device) if m and n else []  # none: another kernel takes the problem
     form = (kind, problem.group, problem.scale_dtype, problem.zeros, problem.w_dtype, problem.with_alpha)

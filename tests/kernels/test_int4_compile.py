@@ -43,6 +43,9 @@ SPREAD = [
     plan(256, 128, 1, 2, a_dtype="int8", is_whole=True, d_dtype="int32"),
     plan(16, 128, 2, 4, has_gate=True, with_c=True, d_dtype="float16"),
     plan(16, 256, 4, 4, pdl=True),  # built to begin before the grid before has ended
+    plan(256, 128, 1, fold=True),  # scales folded into the weights: no other accumulators
+    plan(128, 128, 2, 2, fold=True, a_dtype="float16", zeros="integer", group=32),
+    plan(64, 256, 1, fold=True, w_dtype="float4_e2m1fn", group=16, scale_dtype="float8_e4m3fn", with_alpha=True),
 ]
 
 
@@ -92,7 +95,7 @@ def check(chosen):
     assert problems_with(chosen, ptx, ptxas(ptx)) == []
 
 
-@pytest.mark.parametrize("chosen", [*SPREAD[1:18:6], SPREAD[18]], ids=lambda p: p.name.replace(" ", "-"))
+@pytest.mark.parametrize("chosen", [*SPREAD[1:18:6], SPREAD[18], *SPREAD[19:]], ids=lambda p: p.name.replace(" ", "-"))
 def test_a_spread_of_plans_compiles(chosen):
     check(chosen)
 
@@ -118,7 +121,7 @@ def all_plans():
     for kind in ("bfloat16", "float16", "float8_e4m3fn", "int8"):
         for form in FORMS:
             for m in (8, 16, 24, 32, 48, 64, 96, 128, 512):
-                problem = Int4Problem(m, 4096, 4096, kind, **form)
+                problem = Int4Problem(m, 4096, 4096, kind, may_fold=kind in ("bfloat16", "float16"), **form)
                 if INT4.supports(problem, H200) is None:
                     out.update(dict.fromkeys(INT4.candidates(problem, H200)))
     return list(out)

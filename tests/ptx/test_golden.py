@@ -69,6 +69,8 @@ GOLDEN = {
     "packed.max_magnitude_bf16x2": rf"abs\.bf16x2 t, {R}; max\.NaN\.bf16x2 {R}, {R}, t;",
     "packed.max_magnitude_f16x2": rf"abs\.f16x2 t, {R}; max\.NaN\.f16x2 {R}, {R}, t;",
     "packed.merge_bits": rf"lop3\.b32 {R}, {R}, {R}, \d+, 0xe4;",
+    "packed.multiply_bf16x2": rf"mul\.rn\.bf16x2 {R}, {R}, {R};",
+    "packed.multiply_f16x2": rf"mul\.rn\.f16x2 {R}, {R}, {R};",
     "packed.permute_bytes": rf"prmt\.b32 {R}, {R}, {R}, \d+;",
     "convert.reciprocal": rf"rcp\.rn\.f32 {F}, {F};",
     "convert.reciprocal_of_normal": rf"rcp\.approx\.ftz\.f32 about, {F}; neg\.f32 left, {F}; fma\.rn\.f32 left, left, about, 0f3F800000; "

@@ -166,7 +166,7 @@ TRIALS = {
         Int4Product("int8", "int4_row", 8, 70, 512, (8, 64, 2, 2, 1), 1, "int32"),
         Int4Product("int8", "int4_g64", 5, 67, 200, (8, 64, 1, 2, 1), with_bias=True, with_c=True),
         Int4Product("bfloat16", "int4_g128", 8, 130, 256, (8, 128, 1, 2, 1), 1),
-        Int4Product("float16", "uint4_g64", 8, 64, 512, (8, 64, 2, 2, 1), 1, fold=True),
+        Int4Product("float16", "uint4_g64", 8, 64, 1024, (8, 64, 4, 2, 1), 1, fold=True),
         Int4Product("bfloat16", "mxfp4", 8, 70, 256, (8, 64, 1, 2, 1), 1, fold=True),
     ],
     PORTABLE_INT4.NAME: [

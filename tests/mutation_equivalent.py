@@ -5,7 +5,11 @@ _GRIDS = "orders grids, which set_pdl lets overlap: the emulator runs one after 
 _RECONVERGES = "every lane arrives at the barrier behind it and lane 0 publishes its own inits: it only reconverges the warp"
 _PAST_K = "blocks past the end of K are copies of nothing: zeros into a stage that nobody reads any more"
 
+_FREES = "gives operand registers back, of which the emulator has any number; the sums are waited for behind the last record"
+
 EQUIVALENT: dict[str, str] = {
+    "int4_fold.stage_folded: drop wait: wgmma.wait #0": _FREES,
+    "int4_fold.stage_folded: wait count: wgmma.wait +1 #0": _FREES,
     "*: drop wait: thread.griddepcontrol_wait #*": _GRIDS,
     "epilogue.store_tile: drop predicate: tma.store_2d_if #0": "all 128 threads store the same box of the same bytes: slower, not wrong",
     "epilogue.store: edge: u32(cuda.threadIdx.x) % 128 -1 #0": "thread 1 stores the tile in the place of thread 0; all threads commit and wait alike",

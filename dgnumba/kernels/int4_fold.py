@@ -2,7 +2,8 @@
 
 A weight is rounded to the activations' type, 16 bits, and all of K is added up in the tensor core's own accumulators: no instruction touches
 these, and no second set of them is needed beside a total. Promotion beside products whose operand is in registers is what takes most of the time
-of many tokens (H200, 2026-11-30, bench/NOTES.md).
+of many tokens (H200, 2026-11-30, bench/NOTES.md). Within a stage a record's products queue behind those of the record before, so that the tensor core
+goes from the one to the other; the fragments of two records are alive meanwhile.
 """
 
 from __future__ import annotations
@@ -72,13 +73,17 @@ def folded_stage_for(plan: Int4Plan) -> Callable[..., Any]:
         Lanes:     layouts.lanes.wgmma_accumulator
         Emulates:  exactly
         """
-        frags = fold.fragments(base, tid, tables)
+        behind: list[Any] = []
         for record in range(plan.records):
+            frags = fold.fragments(base + record * nbytes, tid, tables)
             total = multiply.issue_into(total, record, frags, desc)
-            following = fold.fragments(base + (record + 1) * nbytes, tid, tables) if record + 1 < plan.records else []
-            total = wgmma.wait(total, 0)
-            unpack.hold([register for frag in frags for register in frag])
-            frags = following
+            if record:
+                # these products wait behind those of the record before: only its registers are waited for, not the sums
+                total = wgmma.wait(total, 1)
+                unpack.hold([register for frag in behind for register in frag])
+            behind = frags
+        total = wgmma.wait(total, 0)
+        unpack.hold([register for frag in behind for register in frag])
         return total
 
     return stage_folded

@@ -82,8 +82,8 @@ RULES: tuple[Rule, ...] = (
         lambda plan, _: accumulators(plan) + plan.block_m // 2 <= (128 if plan.block_n < 256 else 64 if plan.records == 1 else 40),
     ),
     (
-        "one record a stage for float zero points beside 256 rows",
-        lambda plan, _: plan.block_n < 256 or plan.records == 1 or plan.zeros != "float",
+        "one record a stage for float zero points and for folded scales beside 256 rows",
+        lambda plan, _: plan.block_n < 256 or plan.records == 1 or (plan.zeros != "float" and not plan.fold),
     ),
     ("whole stages, got {problem.records} records along K", lambda plan, problem: problem.records % plan.records == 0),
     (

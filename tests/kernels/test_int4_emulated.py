@@ -47,7 +47,7 @@ CASES = [
     Int4Product(BF16, "int4_g128", 9, 70, 520, (16, 64, 1, 3, 1), 1, fold=True),  # scales folded into the weights; the ring goes round
     Int4Product(F16, "uint4_g64", 9, 70, 512, (16, 64, 2, 2, 2), fold=True),
     Int4Product(BF16, "uint4_g16", 20, 140, 256, (24, 128, 2, 2, 1), 1, "bfloat16", True, True, fold=True),
-    Int4Product(F16, "int4_g32", 5, 64, 128, (8, 64, 1, 2, 1), fold=True),
+    Int4Product(F16, "int4_g32", 5, 64, 512, (8, 64, 4, 2, 1), fold=True),
     Int4Product(BF16, "mxfp4", 4, 64, 256, (8, 64, 1, 2, 2), fold=True),
     Int4Product(BF16, "nvfp4", 7, 66, 130, (8, 64, 1, 2, 1), fold=True),
     Int4Product(F16, "int4_row", 9, 40, 256, (16, 64, 1, 2, 1), 132, "float16", has_gate=True, fold=True),

@@ -46,7 +46,7 @@ STARTS: dict[str, AnyConstants] = {
     ),
     # A split's CTAs do not wait for each other in the loop. Its store is by the element, and begins at what one of the dense kernel's costs.
     # Boxes past the end cost nothing where they are A's few rows: M = 1 takes the time of M = 8.
-    SWAPPED: replace(CONSTANTS[DENSE], peer_block=0.0, store=0.0, store_again=0.0, store_direct=0.06, ragged=0.0, ragged_row=0.0, row_box=0.0),
+    SWAPPED: replace(CONSTANTS[DENSE], peer_block=0.0, store=0.0, store_again=0.0, store_direct=0.06, ragged=0.0, ragged_row=0.0, row_copies=0.0),
     # One warp's load after another, and no more than the datasheet's bandwidth.
     STREAMED: cost_gemv.Constants(2.0, 0.02, 0.0, 0.0, 0.0, 0.5, 0.0, 0.02, 0.0, 0.0, 0.0, 1.0, 1.5),
     STREAMED_RS: cost_gemv.Constants(2.0, 0.02, 0.05, 0.685, 0.4, 0.1, 1.0, 0.002, 0.001, 0.1, 0.1, 1.0, 2.0),
@@ -56,7 +56,7 @@ measurements. The swapped one's: where the dense one's fit ended, as clock, powe
 rows: round numbers."""
 
 FREE = {
-    DENSE: frozenset(asdict(STARTS[DENSE])) - {"clock", "latency", "memory_norm", "peer_sum", "store_direct", "row_box", "doubt"},
+    DENSE: frozenset(asdict(STARTS[DENSE])) - {"clock", "latency", "memory_norm", "peer_sum", "store_direct", "row_copies", "doubt"},
     SWAPPED: frozenset(
         "launch wgmma_floor promotion block_1 block_2 peer_tile peer_sum tile store_direct load_rate latency memory_share memory_norm".split()
     ),

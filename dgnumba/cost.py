@@ -64,7 +64,7 @@ class Constants:
     """What the model does not get from plan, problem or device. Cycles are of the multiprocessor's clock.
 
     The defaults are those of sm90_fp8_gemm_1d2d, fitted to 1308 measurements on one H200 (2026-11-29, ``python bench/fit_cost.py``), but for
-    clock, latency, memory_norm, store_direct, row_box and doubt, which no measurement tells, and peer_sum, which that kernel has no use for.
+    clock, latency, memory_norm, store_direct, row_copies and doubt, which no measurement tells, and peer_sum, which that kernel has no use for.
 
     clock            GHz     while the tensor pipe is far from full
     launch           us      from launch to the first products, and from the last store to the kernel's end
@@ -100,7 +100,7 @@ class Constants:
     dirty_share      share   of L2 that a memset leaves to be written back
     ragged           us      a block, where every multiprocessor reads boxes that lie past the end of an operand
     ragged_row       us      the same for each row of the box, where that is more
-    row_box          share   added to a block where A's scales come in rows of 16 bytes, four blocks' each
+    row_copies       share   added to a block where a warp brings A's row-major scales; predicted: what it takes of L2 and of issue slots is hidden
     doubt            share   added to a plan unlike the measured ones: of many, one is estimated too low
     """
 
@@ -138,7 +138,7 @@ class Constants:
     dirty_share: float = 0.742
     ragged: float = 0.214
     ragged_row: float = 0.00449
-    row_box: float = 0.03
+    row_copies: float = 0.005
     doubt: float = 0.05
 
 
@@ -252,8 +252,8 @@ def estimates(
     return [_turned(Estimate(*row), turning(plan, problem)) for row, plan in zip(rows, plans)]
 
 
-TURN = 2.5
-"""Microseconds that turning A's scales to MN-major takes: about a launch."""
+TURN = 1.57
+"""Microseconds that turning A's scales to MN-major takes: the median of 1.3 to 2.3 for 128 to 4096 rows (H200, 2026-11-30, bench/NOTES.md)."""
 
 
 def turning(plan: GemmPlan, problem: GemmProblem) -> float:
@@ -381,7 +381,7 @@ def price(w: Work, c: Constants) -> tuple[Array, ...]:
     leaving = w.write_bytes / (w.write_bytes + c.write_kept * w.l2_bytes)
     moved = w.read_bytes + c.write_cost * w.write_bytes * leaving + c.dirty_share * w.l2_bytes * w.is_dirty
     memory = moved / (c.memory_share * w.memory_rate)
-    pace = pace * (1 + c.row_box * w.is_by_rows)
+    pace = pace * (1 + c.row_copies * w.is_by_rows)
     total = c.launch + norm(w.blocks * pace + epilogue, memory + (block + end) * us, exponent=c.memory_norm)
     total = total * (1 + c.doubt * w.is_doubted)
     steps = (w.full + w.rest) * w.blocks
@@ -393,7 +393,7 @@ CONSTANTS = {
     "sm90_fp8_gemm_1d2d_swap_ab": Constants(
         launch=2.12, wgmma_floor=38.4, promotion=1.8, block_1=162.0, block_2=347.0, peer_block=0.0, peer_tile=1730.0,
         peer_sum=128.0, tile=211.0, store=0.0, store_again=0.0, store_direct=0.328, load_rate=144.0, latency=1.64,
-        memory_share=0.864, memory_norm=4.42, ragged=0.0, ragged_row=0.0, row_box=0.0,
+        memory_share=0.864, memory_norm=4.42, ragged=0.0, ragged_row=0.0, row_copies=0.0,
     ),
 }  # fmt: skip
 """By kernel; one that was not measured is priced as the first. Of the second: a split's CTAs do not wait for each other in the loop, its store goes

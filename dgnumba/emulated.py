@@ -47,7 +47,7 @@ class Emulated:
     @property
     def options(self) -> dict[str, Any]:
         """What else `emu.run` takes: shared memory, cluster, labels, the arrays that are reached by address."""
-        arrays = tuple(getattr(self.laid, name) for name in self.choice.kernel.POINTERS)
+        arrays = tuple(getattr(self.laid, name) for name in self.choice.kernel.pointers(self.choice.plan))
         return {"smem": self.built.smem.launch_bytes, "cluster": self.built.cluster, "labels": self.built.smem.labels, "arrays": arrays}
 
     @property

@@ -91,7 +91,7 @@ def as_read(plan: GemmPlan, problem: GemmProblem, device: Device) -> GemmPlan:
     if problem.row_scales and kernel_named(plan.kernel).ROW_SCALES:
         try:
             direct = validate(replace(plan, row_scales=True), problem, device)
-        except PlanError:  # four blocks' scales of each row may need more shared memory than there is
+        except PlanError:  # with swapped operands four blocks' scales of each row come, which may need more shared memory than there is
             return turned
         if direct.estimate.total <= estimate(turned, problem, device).total:
             return direct.plan

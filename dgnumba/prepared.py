@@ -97,7 +97,7 @@ class PreparedLaunch:
         self.launcher = program(Launched.of(choice, pdl), device).launcher(device.index, shape)
         args = kernel.bind(plan, laid)
         self.encoders = tuple(launching.encoder(x) for x in args if getattr(x, "is_tensor_map", False))
-        self.sources, self.pointers = kernel.MAPPED_ARRAYS, kernel.POINTERS
+        self.sources, self.pointers = kernel.mapped_arrays(plan), kernel.pointers(plan)
         self.rest = [int(x) for x in args if not getattr(x, "is_tensor_map", False)][len(self.pointers) :]
 
     def __call__(self, laid: LaidOut, stream: int) -> None:

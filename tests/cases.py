@@ -112,7 +112,7 @@ def run_plan(module, chosen, case, d, policy, num_sms, rules=None):
     emu.run(
         built.kernel, grid, built.threads, args,
         smem=built.smem.launch_bytes, cluster=built.cluster, policy=policy, labels=built.smem.labels,
-        arrays=[getattr(laid, name) for name in rules.POINTERS],
+        arrays=[getattr(laid, name) for name in rules.pointers(chosen)],
     )  # fmt: skip
     if laid.target is not laid.d:
         laid.target[...] = laid.d[:, : laid.problem.n]

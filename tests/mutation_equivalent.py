@@ -23,7 +23,7 @@ EQUIVALENT: dict[str, str] = {
     "sm90_fp8_gemm_1d2d.consumer: edge: n_idx % 128 +1 #0": "segments begin at multiples of 8 columns, tiles at 16: one more crosses no edge",
     "sm90_fp8_gemm_1d2d.consumer: drop predicate: if IS_STAGGERED and warp_idx >= 4 #0": "who begins later is a matter of time, not of order",
     "sm90_fp8_gemm_1d2d.consumer: edge: warp_idx >= 4 #0": "who begins later is a matter of time, not of order",
-    "sm90_fp8_gemm_1d2d.kernel: drop predicate: if warp_idx == CONSUMER_WARPS and lane_idx == 0 #0": "guards prefetches of descriptors: hints",
+    "sm90_fp8_gemm_1d2d.run: drop predicate: if warp_idx == CONSUMER_WARPS and lane_idx == 0 #0": "guards prefetches of descriptors: hints",
     "sm90_fp8_gemm_1d2d_swap_ab.multiply: wait count: wgmma.wait +1 #1": "the wait before it has waited for the only group",
     "sm90_fp8_gemm_1d2d_swap_ab.multiply: wait count: wgmma.wait +1 #2": "the wait before it has waited for the only group",
     "sm90_fp8_gemm_1d2d_swap_ab.multiply: wait count: wgmma.wait +1 #3": "the wait before it has waited for the only group",

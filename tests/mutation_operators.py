@@ -41,7 +41,9 @@ DROPPED = {
     "drop wait": (
         "mbarrier.wait", "tma.wait", "tma.wait_read", "wgmma.wait", "wgmma.wait_s32", "cp_async.wait", "thread.griddepcontrol_wait",
     ),
-    "drop arrive": ("mbarrier.arrive", "mbarrier.arrive_if", "mbarrier.arrive_cluster_if", "mbarrier.arrive_expect_tx"),
+    "drop arrive": (
+        "mbarrier.arrive", "mbarrier.arrive_if", "mbarrier.arrive_cluster_if", "mbarrier.arrive_expect_tx", "cp_async.mbarrier_arrive_noinc",
+    ),
     "drop expect": ("mbarrier.expect_tx",),
     "drop commit": ("tma.commit", "wgmma.commit", "cp_async.commit"),
     "drop init": ("mbarrier.init",),

@@ -293,17 +293,24 @@ def test_rows_of_scales_are_read_as_they_lie_where_that_is_faster():
 
 
 def test_rows_of_scales_that_find_no_room_are_turned():
-    """A plan by name, or one that was measured with scales turned before, may leave no room for four blocks' of each row."""
-    problem = GemmProblem(100, 136, 640, row_scales=True)
-    full = with_all_stages(plan(64, 64))
+    """A plan by name, or one that was measured with scales turned before, may leave no room for four blocks' of each row: with swapped operands."""
+    problem = GemmProblem(50, 136, 640, row_scales=True)
+    full = with_all_stages(swapped(64, 128))
     assert with_all_stages(dataclasses.replace(full, row_scales=True)).num_stages < full.num_stages
     with pytest.raises(PlanError, match="bytes of shared memory"):
         validate(dataclasses.replace(full, row_scales=True), problem, H200)
     assert named(full.name, problem, H200).plan == full == measured_for(full, problem, H200)
     less = dataclasses.replace(full, num_stages=full.num_stages - 1)
     assert named(less.name, problem, H200).plan == dataclasses.replace(less, row_scales=True) == measured_for(less, problem, H200)
-    # of a large product they are turned although there is room
-    assert named(less.name, GemmProblem(8192, 7168, 16384, row_scales=True), H200).plan == less
+
+
+def test_rows_of_scales_take_the_dense_kernel_no_stage():
+    """They lie in shared memory as MN-major ones do, so that every plan has room for them; of a large product they are turned all the same."""
+    for full in map(with_all_stages, (plan(16, 64), plan(64, 64), plan(256, 128, epilogue="warp", rotate=True))):
+        by_rows = dataclasses.replace(full, row_scales=True)
+        assert with_all_stages(by_rows) == by_rows and DENSE.smem(by_rows) == DENSE.smem(full)
+        assert named(full.name, GemmProblem(100, 136, 640, row_scales=True), H200).plan == by_rows
+    assert named(full.name, GemmProblem(8192, 7168, 16384, row_scales=True), H200).plan == full
 
 
 def test_an_addend_costs_what_its_bytes_cost():

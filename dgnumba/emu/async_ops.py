@@ -57,6 +57,7 @@ class _Group:
     ops: list[AsyncOp]
     epoch: int
     is_read: bool = False  # its sources have been read, and a wait has said so
+    is_tracked: bool = False  # some mbarrier counts its completion
 
 
 class GroupQueue:
@@ -68,6 +69,7 @@ class GroupQueue:
         self._agent: int | None = None
         self._epoch = 0
         self._open: list[AsyncOp] = []
+        self._tracked: list[AsyncOp] = []  # in flight, of no group yet, and some mbarrier counts their completion
         self._groups: deque[_Group] = deque()
         # cp.async is asynchronous but of the generic proxy, so that the writers it follows need no fence
         self._is_generic = is_generic
@@ -100,9 +102,20 @@ class GroupQueue:
 
     def commit(self) -> None:
         """Close the group of what was issued since the last commit."""
-        self._groups.append(_Group(self._open, self._epoch))
-        self._open = []
+        self._groups.append(_Group(self._tracked + self._open, self._epoch))
+        self._open, self._tracked = [], []
         self._cluster.machine.note("commit", self._unit, self._owners)
+
+    def track(self) -> tuple[list[AsyncOp], int, int]:
+        """For an mbarrier that counts their completion: all operations issued so far that are in flight, their agent, and the last one's epoch."""
+        self._tracked = [op for op in self._tracked if not op.is_done] + self._open
+        self._open = []
+        grouped = [op for group in self._groups for op in group.ops if not op.is_done]
+        for group in self._groups:
+            group.is_tracked = True
+        if self._agent is None:
+            self._agent = self._cluster.clocks.new_agent()
+        return [*grouped, *self._tracked], self._agent, self._epoch
 
     def wait(self, pending: int, read: bool = False) -> None:
         """The owners wait until at most `pending` groups are in flight (`read`: until the others have read their sources)."""
@@ -123,5 +136,5 @@ class GroupQueue:
         """What its owners would leave behind if they exited now, if anything."""
         if self._open:
             return f"{len(self._open)} x {self._open[-1].name} issued and never committed to a group"
-        unread = [g for g in self._groups if not g.is_read and g.ops]
+        unread = [g for g in self._groups if not g.is_read and not g.is_tracked and g.ops]
         return f"{len(unread)} groups of {self._unit} committed and never waited for" if unread else None

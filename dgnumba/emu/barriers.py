@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import BarrierError, DivergenceError, EmulationError, OutOfBoundsError
-from .async_ops import AsyncOp
+from .async_ops import AsyncOp, GroupQueue
 from .clocks import Event, Knowledge, Row
 
 if TYPE_CHECKING:
@@ -17,6 +17,16 @@ if TYPE_CHECKING:
 
 MAX_COUNT = (1 << 20) - 1  # of arrivals, and of transaction bytes
 CLUSTER_BARRIER = "barrier.cluster"
+
+
+class _Coming(NamedTuple):
+    """In flight on an mbarrier: what, the bytes and the arrivals that it counts there, and what completes it: an agent, at an epoch."""
+
+    op: AsyncOp
+    nbytes: int
+    arrivals: int
+    agent: int
+    epoch: int
 
 
 class MBarrier:
@@ -42,8 +52,8 @@ class MBarrier:
         self.fenced_at: int | None = None  # the epoch of the fence that made the init visible beyond the CTA's threads
         self._agent: int | None = None
         self._issued = 0
-        self.loads: deque[tuple[AsyncOp, int, int]] = deque()  # in flight: what, its bytes, its epoch
-        self._last_load = ""
+        self.loads: deque[_Coming] = deque()
+        self._last_loads: dict[int, tuple[int, str]] = {}  # by agent: the epoch of its last copy counted here, and which that was
         self._arrived: list[int] = []
         self._arrivers: set[int] = set()  # of all phases, and who issued its copies: who may be waited for
         self._loaders: set[int] = set()
@@ -75,12 +85,7 @@ class MBarrier:
     def arrive(self, count: int = 1) -> None:
         """The running thread arrives `count` times."""
         thread, count = self.cta.cluster.machine.thread(), int(count)
-        if count > self.pending:
-            raise BarrierError(
-                f"mbarrier {self.name}: arrival beyond its count of {self.count} in phase {self.phase}; "
-                f"before it arrived {self._who(self._arrived)}" + (f"; {self.tx} transaction bytes are still to come" if self.tx else ""),
-                address=self.address,
-            )
+        self._check_count(count)
         if thread.cta is not self.cta:
             self.cta.touched_by_peer(thread, f"mbarrier.arrive at {self.name}")
         self._published.add(thread.uid)
@@ -89,6 +94,14 @@ class MBarrier:
         self.cta.cluster.machine.note("arrive", thread.op, [thread], self.name, self.phase, cta=self.cta)
         self.pending -= count
         self._complete_if_due()
+
+    def _check_count(self, count: int) -> None:
+        if count > self.pending - sum(coming.arrivals for coming in self.loads):
+            raise BarrierError(
+                f"mbarrier {self.name}: arrival beyond its count of {self.count} in phase {self.phase}; "
+                f"before it arrived {self._who(self._arrived)}" + (f"; {self.tx} transaction bytes are still to come" if self.tx else ""),
+                address=self.address,
+            )
 
     def expect_tx(self, nbytes: int) -> None:
         """Expect `nbytes` more transaction bytes in this phase."""
@@ -173,29 +186,47 @@ class MBarrier:
         self._loaders.add(thread.uid)
         event = self._clocks.event(Event(self._agent, self._issued, cluster.machine.sites.here(op.name), thread.uid))
         op.enter(self.cta.smem, self._agent, self._clocks.full_row([thread.uid]), event)
-        self.loads.append((op, nbytes, self._issued))
-        self._last_load = self.cta.smem.describe(self._clocks.event_of(event))
+        self.loads.append(_Coming(op, int(nbytes), 0, self._agent, self._issued))
+        self._last_loads[self._agent] = self._issued, self.cta.smem.describe(self._clocks.event_of(event))
         cluster.machine.note("issue", op.name, [thread], self.name, self.phase, nbytes, cta=self.cta)
         if not cluster.machine.late:
             self.land()
 
     def land(self) -> None:
         """The oldest copy in flight lands."""
-        op, nbytes, epoch = self.loads.popleft()
+        op, nbytes, arrivals, agent, epoch = self.loads.popleft()
         op.act()
-        assert self._agent is not None
-        self._published.add_agent(self._agent, epoch)
-        self.tx -= int(nbytes)
+        self._published.add_agent(agent, epoch)
+        self.tx -= nbytes
+        self.pending -= arrivals
         self.cta.cluster.machine.note("land", op.name, [], self.name, self.phase, nbytes, cta=self.cta)
         self._complete_if_due()
 
+    def arrive_behind(self, queue: GroupQueue) -> None:
+        """An arrival that comes when all copies that `queue` has issued so far have landed. It publishes them, and nothing else of their issuer."""
+        thread = self.cta.cluster.machine.thread()
+        self._check_count(1)
+        ops, agent, epoch = queue.track()
+
+        def act() -> None:
+            for op in ops:
+                op.take_effect()
+
+        self._arrived.append(thread.uid)
+        self._arrivers.add(thread.uid)
+        if epoch:
+            self._last_loads[agent] = epoch, f"{thread.op} by {self._who([thread.uid])}"
+        self.loads.append(_Coming(AsyncOp(thread.op, act), 0, 1, agent, epoch))
+        self.cta.cluster.machine.note("issue", thread.op, [thread], self.name, self.phase, cta=self.cta)
+        if not self.cta.cluster.machine.late:
+            self.land()
+
     def check_at_exit(self) -> str | None:
         """What is wrong with leaving the CTA now, if anything."""
-        if self._agent is None:
-            return None
-        known = max((int(r[self._agent]) for r in self.cta.rows() if len(r) > self._agent), default=0)
-        if known < self._issued:
-            return f"{self._last_load} into shared memory, counted by mbarrier {self.name}, was never waited for"
+        rows = self.cta.rows() if self._last_loads else []
+        for agent, (epoch, what) in self._last_loads.items():
+            if max((int(r[agent]) for r in rows if len(r) > agent), default=0) < epoch:
+                return f"{what} into shared memory, counted by mbarrier {self.name}, was never waited for"
         return None
 
 

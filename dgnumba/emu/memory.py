@@ -197,16 +197,18 @@ class SharedMemory:
 
     def async_write(self, region: Region, row: Row, event: int) -> None:
         """Enter that an asynchronous agent that knows `row` writes `region`; the bytes are poison until they land."""
-        self.check_bounds(region.address, region.nbytes, CHUNK)
+        self.check_bounds(region.address, region.nbytes, min(CHUNK, region.nbytes))
         clocks = self._clocks
         for stamp in _distinct(region.of_bytes(self._stamps)):
             if stamp != UNWRITTEN:
                 self._check_written(stamp, region, "write")
                 self._check_async(stamp, region, row, "write")
         granules = np.arange(len(self._was_read))[region.granules]
+        whole = min(CHUNK, region.nbytes)  # of a granule, or the part that is written
         for granule in granules[self._was_read[granules]].tolist():
-            self._check_thread_reads(granule * CHUNK, CHUNK, lambda agent, epoch: bool(row[agent] >= epoch))
-        self._was_read[granules] = False
+            at = granule * CHUNK if whole == CHUNK else region.address
+            self._check_thread_reads(at, whole, lambda agent, epoch: bool(row[agent] >= epoch))
+        self._was_read[granules] = whole < CHUNK and self._was_read[granules]
         for by_granule in self._bulk_reads.values():
             number = int(by_granule[granules].max(initial=0))
             if number:

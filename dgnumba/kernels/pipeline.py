@@ -30,6 +30,11 @@ FULL_ARRIVALS = 1
 """The producer's arrive.expect_tx; the bytes of the copies do the rest."""
 
 
+def full_arrivals(copying_lanes: int) -> int:
+    """Arrivals that fill a stage: the producer's, and one of each lane that brings a part by cp.async and lets its completion arrive."""
+    return FULL_ARRIVALS + copying_lanes
+
+
 def empty_arrivals(consumer_warps: int, cluster: int) -> int:
     """Arrivals that free a stage: one from each consumer warp of each CTA that reads what the producer writes here."""
     return consumer_warps * cluster

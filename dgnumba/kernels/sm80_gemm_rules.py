@@ -165,11 +165,14 @@ def parts(plan: GemmPlan, problem: GemmProblem, device: Device) -> Parts:
     return price(plan, problem, device, warps_of(plan), smem(plan).launch_bytes)
 
 
-MAPPED_ARRAYS: tuple[str, ...] = ()
-"""It needs no tensor map."""
+def mapped_arrays(plan: GemmPlan) -> tuple[str, ...]:
+    """As `KernelSpec` has it: it needs no tensor map."""
+    return ()
 
-POINTERS = ("a", "b", "d", "sfa", "sfb")
-"""Whose addresses are the first arguments."""
+
+def pointers(plan: GemmPlan) -> tuple[str, ...]:
+    """As `KernelSpec` has it."""
+    return ("a", "b", "d", "sfa", "sfb")
 
 
 def bind(plan: GemmPlan, laid: Any) -> tuple[Any, ...]:

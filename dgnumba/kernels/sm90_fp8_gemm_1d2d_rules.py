@@ -129,8 +129,8 @@ def smem(plan: GemmPlan) -> SmemMap:
         ("d", staging_bytes(plan), 1, 1024),
         ("a", plan.block_m * plan.block_k, plan.num_stages, 1024),
         ("b", plan.block_n * plan.block_k, plan.num_stages, 1024),
-        # row-major: four blocks' scales of each row
-        ("sfa", -(-plan.block_m * (16 if plan.row_scales else 4) // 128) * 128, plan.num_stages, 128),
+        # row-major ones are brought by 32 lanes: room for as many rows
+        ("sfa", -(-plan.block_m * 4 // 128) * 128, plan.num_stages, 128),
         ("sfb", -(-column_scales(plan.block_n) * 16 // 128) * 128, plan.num_stages, 128),
         ("full", 8, plan.num_stages, 8),
         ("empty", 8, plan.num_stages, 8),
@@ -153,11 +153,14 @@ def count_tiles(plan: GemmPlan, problem: GemmProblem) -> int:
     return m_blocks * n_blocks
 
 
-MAPPED_ARRAYS = ("a", "b", "sfa", "sfb", "d")
-"""Whose tensor maps `bind` gives, in order."""
+def mapped_arrays(plan: GemmPlan) -> tuple[str, ...]:
+    """As `KernelSpec` has it."""
+    return ("a", "b", "sfb", "d") if plan.row_scales else ("a", "b", "sfa", "sfb", "d")
 
-POINTERS = ("d", "addend")
-"""Whose addresses are the first of the other arguments."""
+
+def pointers(plan: GemmPlan) -> tuple[str, ...]:
+    """As `KernelSpec` has it."""
+    return ("d", "addend", "sfa") if plan.row_scales else ("d", "addend")
 
 
 def is_batch_invariant(plan: GemmPlan) -> bool:
@@ -174,13 +177,13 @@ def bind(plan: GemmPlan, laid: Any) -> tuple[Any, ...]:
     return (
         TensorMap.of(laid.a, (plan.block_k, a_rows), swizzle=128),
         TensorMap.of(laid.b, (plan.block_k, b_rows), swizzle=128),
-        TensorMap.of(laid.sfa, (4, plan.block_m)) if plan.row_scales else TensorMap.of(laid.sfa.T, (plan.block_m, 1)),
+        *(() if plan.row_scales else (TensorMap.of(laid.sfa.T, (plan.block_m, 1)),)),
         TensorMap.of(laid.sfb, (4, column_scales(plan.block_n))),
         TensorMap.of(laid.d, d_box, swizzle=d_swizzle, dtype=problem.d_dtype.name),
-        u64(address(laid.d)),
-        u64(address(laid.addend)),
+        *(u64(address(getattr(laid, name))) for name in pointers(plan)),
         u64(laid.d.strides[0]),
         u64(laid.addend.strides[0]),
+        *((u64(laid.sfa.strides[0]),) if plan.row_scales else ()),
         u32(problem.m),
         u32(problem.n),
         u32(problem.k),

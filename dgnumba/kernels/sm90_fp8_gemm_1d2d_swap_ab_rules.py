@@ -99,11 +99,14 @@ def threads(plan: GemmPlan) -> int:
     return 2 * plan.block_n + 32
 
 
-MAPPED_ARRAYS = ("a", "b", "sfa", "sfb")
-"""Whose tensor maps `bind` gives, in order."""
+def mapped_arrays(plan: GemmPlan) -> tuple[str, ...]:
+    """As `KernelSpec` has it."""
+    return ("a", "b", "sfa", "sfb")
 
-POINTERS = ("d", "addend")
-"""Whose addresses are the first of the other arguments."""
+
+def pointers(plan: GemmPlan) -> tuple[str, ...]:
+    """As `KernelSpec` has it."""
+    return ("d", "addend")
 
 
 def is_batch_invariant(plan: GemmPlan) -> bool:

@@ -137,18 +137,21 @@ def smem(plan: GemmPlan) -> SmemMap:
     )
 
 
-MAPPED_ARRAYS: tuple[str, ...] = ()
-"""Whose tensor maps `bind` gives, in order."""
+def mapped_arrays(plan: GemmPlan) -> tuple[str, ...]:
+    """As `KernelSpec` has it."""
+    return ()
 
-POINTERS = ("a", "b", "sfa", "sfb", "d", "addend")
-"""Whose addresses are the first of the other arguments."""
+
+def pointers(plan: GemmPlan) -> tuple[str, ...]:
+    """As `KernelSpec` has it."""
+    return ("a", "b", "sfa", "sfb", "d", "addend")
 
 
 def bind(plan: GemmPlan, laid: Any) -> tuple[Any, ...]:
     """The kernel's arguments, in order, for operands laid out by `layouts.operands`."""
     problem = laid.problem
     return (
-        *(u64(address(getattr(laid, name))) for name in POINTERS),
+        *(u64(address(getattr(laid, name))) for name in pointers(plan)),
         u32(laid.a.strides[0]),
         u32(laid.b.strides[0]),
         u32(laid.sfa.strides[0]),

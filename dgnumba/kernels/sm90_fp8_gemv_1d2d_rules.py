@@ -100,18 +100,21 @@ def smem(plan: GemmPlan) -> SmemMap:
     return SmemMap.of(("partial", plan.block_m * plan.block_n * 4, plan.warps, 16))
 
 
-MAPPED_ARRAYS: tuple[str, ...] = ()
-"""Whose tensor maps `bind` gives, in order."""
+def mapped_arrays(plan: GemmPlan) -> tuple[str, ...]:
+    """As `KernelSpec` has it."""
+    return ()
 
-POINTERS = ("a", "b", "sfa", "sfb", "d")
-"""Whose addresses are the first of the other arguments."""
+
+def pointers(plan: GemmPlan) -> tuple[str, ...]:
+    """As `KernelSpec` has it."""
+    return ("a", "b", "sfa", "sfb", "d")
 
 
 def bind(plan: GemmPlan, laid: Any) -> tuple[Any, ...]:
     """The kernel's arguments, in order, for operands laid out by `layouts.operands`."""
     problem = laid.problem
     return (
-        *(u64(address(getattr(laid, name))) for name in POINTERS),
+        *(u64(address(getattr(laid, name))) for name in pointers(plan)),
         u32(laid.a.strides[0]),
         u32(laid.b.strides[0]),
         u64(laid.sfa.strides[1]),

@@ -155,16 +155,12 @@ def most_stages(smem: Callable[[P], SmemMap], plan: P, device: Device) -> int:
 class KernelSpec(Protocol):
     """The whole interface of a kernel: `plan` and `launch` know no kernel by name. Only `build` needs Numba.
 
-    MAPPED_ARRAYS        whose tensor maps `bind` gives, in order
-    POINTERS             whose addresses are the first of the other arguments
     ROW_SCALES           whether a plan of it may read A's scales as they lie in row-major memory
     WAITS                whether it waits for the grids before it itself (griddepcontrol.wait), so that it may be launched before they end
     LAUNCHES_DEPENDENTS  whether plans of it may have `pdl`: it lets the grids behind it begin (griddepcontrol.launch_dependents)
     """
 
     NAME: str
-    MAPPED_ARRAYS: tuple[str, ...]
-    POINTERS: tuple[str, ...]
     BLOCK_KS: tuple[int, ...]
     ROW_SCALES: bool
     WAITS: bool
@@ -175,6 +171,12 @@ class KernelSpec(Protocol):
 
     def candidates(self, problem: GemmProblem, device: Device) -> list[GemmPlan]:
         """Plans that fit the device."""
+
+    def mapped_arrays(self, plan: GemmPlan) -> tuple[str, ...]:
+        """Whose tensor maps `bind` gives, in order."""
+
+    def pointers(self, plan: GemmPlan) -> tuple[str, ...]:
+        """Whose addresses are the first of the other arguments."""
 
     def smem(self, plan: GemmPlan) -> SmemMap:
         """The plan's shared-memory map."""

@@ -16,6 +16,7 @@ FAMILIES = {
     "memory.load_global*": "load",
     "wgmma.mma*": "mma", "mma.*": "mma", "fragment.promote*": "promote", "tma.store*": "store", "tma.commit": "store", "matrix.stmatrix*": "store",
     "memory.store_global*": "store", "epilogue.*": "store", "mbarrier.*": "barrier", "barrier.*": "barrier", "wgmma.*": "mma",
+    "cp_async.mbarrier*": "barrier",
 }  # fmt: skip
 """What kind of span an operation is, by pattern; the first that fits counts."""
 

@@ -1,4 +1,7 @@
-"""cp.async: copies of 16 bytes from global to shared memory that go on by themselves, from sm_80 on; each thread waits for its own."""
+"""cp.async: copies of 4 or 16 bytes from global to shared memory that go on by themselves, from sm_80 on.
+
+Each thread waits for its own, or lets an mbarrier tell others when they are done.
+"""
 
 import numpy as np
 
@@ -9,20 +12,35 @@ from ._declare import Imm, op, u32, u64
 _BYTES = 16
 
 
-def _issue(dst: int, src: int, nbytes: int) -> None:
+def _issue(dst: int, src: int, nbytes: int, size: int = _BYTES) -> None:
     here, address, nbytes = cta(), int(dst), int(nbytes)
-    if not 0 <= nbytes <= _BYTES:
-        raise OutOfBoundsError(f"cp.async: expected 0 to {_BYTES} bytes to read, got {nbytes}")
+    if not 0 <= nbytes <= size:
+        raise OutOfBoundsError(f"cp.async: expected 0 to {size} bytes to read, got {nbytes}")
     for name, value in (("dst", address), ("src", int(src))):
-        if value % _BYTES:
-            raise OutOfBoundsError(f"cp.async: expected {name} to be a multiple of {_BYTES}, got {value:#x}")
-    region = Region(address, _BYTES)
-    source = here.gmem.bytes_at(int(src), nbytes, _BYTES) if nbytes else np.zeros(0, np.uint8)
+        if value % size:
+            raise OutOfBoundsError(f"cp.async: expected {name} to be a multiple of {size}, got {value:#x}")
+    region = Region(address, size)
+    source = here.gmem.bytes_at(int(src), nbytes, size) if nbytes else np.zeros(0, np.uint8)
 
     def act() -> None:
-        here.smem.poke(region, np.concatenate([source, np.zeros(_BYTES - nbytes, np.uint8)]))
+        here.smem.poke(region, np.concatenate([source, np.zeros(size - nbytes, np.uint8)]))
 
-    thread().cp_async.issue(AsyncOp("cp_async.copy_16", act, writes=[region], amount=nbytes))
+    thread().cp_async.issue(AsyncOp(f"cp_async.copy_{size}", act, writes=[region], amount=nbytes))
+
+
+@op("cp.async.ca.shared.global.L2::128B [{dst}], [{src}], 4;")
+def copy_4(dst: u32, src: u64) -> None:
+    """cp.async.ca.shared.global - copy 4 bytes, through L1, which keeps the 32 around them; L2 fetches 128.
+
+    PTX:       ISA 9.0, "cp.async"; sm_80+
+    Scope:     thread
+    Args:      dst  u32  shared address, 4-byte aligned
+               src  u64  global address, 4-byte aligned
+    Returns:   nothing
+    Async:     as `copy_16`
+    Emulates:  exactly
+    """
+    _issue(dst, src, 4, 4)
 
 
 @op("cp.async.cg.shared.global.L2::128B [{dst}], [{src}], 16;")
@@ -54,6 +72,21 @@ def copy_16_zfill(dst: u32, src: u64, nbytes: u32) -> None:
     Emulates:  exactly
     """
     _issue(dst, src, nbytes)
+
+
+@op("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{bar}];")
+def mbarrier_arrive_noinc(bar: u32) -> None:
+    """cp.async.mbarrier.arrive.noinc - one arrival at `bar`, once all copies that this thread has issued so far are done.
+
+    PTX:       ISA 9.0, "cp.async.mbarrier.arrive"; sm_80+
+    Scope:     thread
+    Args:      bar  u32  shared address; its count holds this arrival
+    Returns:   nothing
+    Async:     the arrival comes later, the thread goes on
+    Orders:    those copies: who waits for the phase sees their bytes. They are of the generic proxy, so that its loads need no fence
+    Emulates:  exactly; an arrival that the phase has no more room for is refused when it is issued, not when it comes
+    """
+    cta().mbarrier(bar).arrive_behind(thread().cp_async)
 
 
 @op("cp.async.commit_group;")

@@ -10,7 +10,7 @@ from dgnumba import emu
 from dgnumba.integers import u32, u64
 from dgnumba.launching import launch, tensor_map
 from dgnumba.layouts.descriptors import TensorMap
-from dgnumba.ptx import barrier, convert, matrix, mbarrier, memory, prefetch, thread, tma
+from dgnumba.ptx import barrier, convert, cp_async, matrix, mbarrier, memory, prefetch, thread, tma
 
 pytestmark = pytest.mark.gpu
 
@@ -158,6 +158,33 @@ def prefetching(flat, box, source, out):
     prefetch.line(memory.global_address(source) + u64(i) * 32)
     thread.syncwarp()
     out[i] = memory.load_global_f32(memory.global_address(source) + u64(i) * 4)
+
+
+def words_by_copies(x, places, out):
+    """Warp 0 brings four rounds of words to one place each, by lane; warp 1 sees them by the barrier alone, and frees the place."""
+    smem = memory.shared_address(cuda.shared.array(0, np.uint8))
+    t = u32(cuda.threadIdx.x)
+    full, empty, word = smem, smem + 8, smem + 16 + t % 32 * 4
+    if t == 0:
+        mbarrier.init(full, 32)
+        mbarrier.init(empty, 32)
+    cuda.syncthreads()
+    for i in range(4):
+        if t < 32:
+            mbarrier.wait(empty, u32(i + 1) % 2)
+            cp_async.copy_4(word, memory.global_address(x) + u64(places[i * 32 + t]) * 4)
+            cp_async.mbarrier_arrive_noinc(full)
+        else:
+            mbarrier.wait(full, u32(i) % 2)
+            out[i * 32 + t % 32] = memory.load_shared_u32(word)
+            mbarrier.arrive(empty)
+
+
+def test_words_by_copies_that_arrive(cupy, rng):
+    x, places = rng.integers(0, 1 << 32, 1 << 20, np.uint32), rng.integers(0, 1 << 20, 128, np.uint32)
+    pairs = both(cupy, words_by_copies, 1, 64, (x, places, np.zeros(128, np.uint32)), smem=256)
+    same(pairs)
+    assert (pairs[2][0] == x[places]).all()
 
 
 def test_prefetches_change_nothing(cupy, rng):

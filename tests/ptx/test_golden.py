@@ -78,6 +78,8 @@ GOLDEN = {
     "packed.smaller_bf16x2": rf"min\.bf16x2 {R}, {R}, {R};",
     "convert.smaller": rf"min\.f32 {F}, {F}, {F};",
     "cp_async.commit": r"cp\.async\.commit_group;",
+    "cp_async.copy_4": rf"cp\.async\.ca\.shared\.global\.L2::128B \[{R}\], \[{RD}\], 4;",
+    "cp_async.mbarrier_arrive_noinc": rf"cp\.async\.mbarrier\.arrive\.noinc\.shared::cta\.b64 \[{R}\];",
     "cp_async.copy_16": rf"cp\.async\.cg\.shared\.global\.L2::128B \[{R}\], \[{RD}\], 16;",
     "cp_async.copy_16_zfill": rf"cp\.async\.cg\.shared\.global\.L2::128B \[{R}\], \[{RD}\], 16, {R};",
     "cp_async.wait": r"cp\.async\.wait_group 1;",

@@ -67,25 +67,25 @@ class Int4Constants:
     """
 
     clock: float = 1.75
-    launch: float = 3.14
-    split: float = 1.05
-    exchange: float = 26.8
-    tile: float = 0.317
-    store: float = 21.3
+    launch: float = 3.07
+    split: float = 1.19
+    exchange: float = 24.0
+    tile: float = 0.279
+    store: float = 12.0
     wgmma_floor: float = 12.0
-    latency: float = 82.4
-    stage: float = 32.4
-    unpack_wide: float = 117.0
-    unpack_table: float = 145.0
-    unpack_bytes: float = 70.3
+    latency: float = 92.2
+    stage: float = 28.7
+    unpack_wide: float = 115.0
+    unpack_table: float = 149.0
+    unpack_bytes: float = 69.6
     promotion_wide: float = 1.0
-    promotion_table: float = 3.43
-    promotion_bytes: float = 2.85
-    promotion_rows: float = 1.9
-    fold: float = 32.0
-    fold_sharing: float = 4.0
+    promotion_table: float = 3.11
+    promotion_bytes: float = 2.67
+    promotion_rows: float = 2.02
+    fold: float = 32.2
+    fold_sharing: float = 3.39
     port: float = 64.0
-    memory_share: float = 0.916
+    memory_share: float = 0.919
     norm: float = 4.0
     sharing: float = 2.0
 

@@ -157,8 +157,11 @@ def candidates(problem: Int4Problem, device: Device) -> list[Int4Plan]:
     block_ms = [b for b in BLOCK_MS if b >= problem.m and (problem.is_whole or b <= 128)][:1] or many
     # many groups of a record leave registers for few tokens only: then several tiles take them
     plans = _plans(problem, device, block_ms) or _plans(problem, device, BLOCK_MS)
-    if problem.may_fold:
+    # NOTE: of one group a record, folded scales gain by the larger tiles that they leave registers for, and by nothing else (bench/NOTES.md)
+    if problem.may_fold and problem.record.groups > 1 and problem.m > 32:
         plans += _plans(problem, device, block_ms if problem.m <= 64 else many, fold=True)
+    elif problem.may_fold and problem.m > 128:
+        plans += _plans(problem, device, [b for b in many if b > 128], fold=True)
     return plans
 
 

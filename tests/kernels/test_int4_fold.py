@@ -148,7 +148,7 @@ def scaled(least, most, w_dtype="int4", k=256):
 def test_weights_are_folded_where_their_products_are_normal(kind, least, most, folds):
     w = dgnumba.prepare_int4_weights(scaled(least, most), kind)
     assert w.folds_into(DTYPES[kind]) == folds
-    problem = check_int4_gemm_nt(np.ones((2, 256), NUMPY[kind]), w).problem
+    problem = check_int4_gemm_nt(np.ones((200, 256), NUMPY[kind]), w).problem
     assert problem.may_fold == folds
     assert any(plan.fold for plan in INT4.candidates(problem, H200)) == folds
     assert not w.folds_into(DTYPES["float8_e4m3fn"]) and not w.folds_into(DTYPES["int8"])

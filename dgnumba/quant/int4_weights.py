@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +40,8 @@ class Int4Weights:
         has_gate: rows come in runs of 16, eight of W and the same eight of the gate.
         layout: the layout's name.
         check: a sum over the codes that every change of place changes (`verify`).
-        scale_range: the least magnitude of a scale other than 0, and the largest (0 and 0 where there is none); without `global_scale`.
+        scale_range: the least magnitude of a scale other than 0, and the largest (0 and 0 where there is none); without
+            `global_scale`. By default any: nothing is folded.
     """
 
     stream: Any
@@ -56,7 +58,7 @@ class Int4Weights:
     has_gate: bool
     layout: str
     check: int
-    scale_range: tuple[float, float] = (0.0, 0.0)
+    scale_range: tuple[float, float] = (0.0, math.inf)
 
     @property
     def record(self) -> Record:

@@ -154,6 +154,12 @@ def test_weights_are_folded_where_their_products_are_normal(kind, least, most, f
     assert not w.folds_into(DTYPES["float8_e4m3fn"]) and not w.folds_into(DTYPES["int8"])
 
 
+def test_weights_whose_range_nobody_looked_at_are_not_folded():
+    w = dgnumba.prepare_int4_weights(scaled(0.5, 1.0), BF16)
+    kept = {field.name: getattr(w, field.name) for field in dataclasses.fields(w) if field.name != "scale_range"}
+    assert w.folds_into(DTYPES[BF16]) and not dgnumba.Int4Weights(**kept).folds_into(DTYPES[BF16])
+
+
 def test_of_a_gate_both_ranges_count():
     w, gate = scaled(0.5, 1.0), scaled(0.25, 1e6)
     assert dgnumba.prepare_int4_weights(w, F16, gate=gate).scale_range == (0.25, 1e6)

@@ -38,6 +38,6 @@ EQUIVALENT: dict[str, str] = {
     "smxx_quantize.kernel: edge: row < m #0": "a round more, of which every load lies outside and reads zeros",
     "smxx_layout.store: edge: row < rows #1": "rows of a multiple of four are stored by 16 bytes: here the comparisons never differ",
     "epilogue.store_float32: edge: left + 1 < n #0": "D has an odd number of columns only in a padded buffer of ours, whose padding it writes",
-    "sm80_int4_gemm.write_tables: edge: tid < 64 #0": "the word behind the tables lies in the 16 bytes that alignment always leaves",
+    "sm80_int4_gemm.write_tables: edge: tid < TABLE_WORDS #0": "the word behind the tables lies in the 16 bytes that alignment always leaves",
     "smxx_layout.kernel: edge: row < rows #0": "the value of a row that is not there, which is not stored",
 }

@@ -26,7 +26,7 @@ from cases import (
     skinny_rs,
     swapped,
 )
-from kernels.int4_products import INT4, PORTABLE_INT4, Int4Product
+from kernels.int4_products import INT4, INT4_GEMV, PORTABLE_INT4, Int4Product
 from mutants_casts import BackToRows, Below, Cast, Few, LookForAmax, Move, PackOfBad, RowCast
 
 from dgnumba import emu
@@ -179,6 +179,17 @@ TRIALS = {
         Int4Product("bfloat16", "int4_g64", 5, 67, 200, (8, 64, 1, 3, 1), out="bfloat16", with_c=True, kernel=PORTABLE_INT4.NAME),
         Int4Product("int8", "int4_row", 5, 67, 200, (8, 64, 1, 3, 1), kernel=PORTABLE_INT4.NAME),
         Int4Product("int8", "int4_row", 5, 130, 200, (8, 128, 1, 3, 1), kernel=PORTABLE_INT4.NAME),
+    ],
+    INT4_GEMV.NAME: [
+        Int4Product("bfloat16", "int4_row", 8, 40, 1200, (8, 32, 4, 2, 1), kernel=INT4_GEMV.NAME, pdl=True),
+        Int4Product("float16", "uint4_g64", 7, 70, 700, (8, 16, 4, 1, 1), with_bias=True, with_c=True, kernel=INT4_GEMV.NAME),
+        Int4Product("bfloat16", "int4_g128", 5, 20, 1800, (8, 16, 4, 3, 1), kernel=INT4_GEMV.NAME),
+        Int4Product("float16", "int4_g128", 8, 20, 2600, (8, 32, 4, 4, 1), kernel=INT4_GEMV.NAME),
+        # a warp's records end where a slot of its has not been used
+        Int4Product("float16", "int4_g128", 3, 16, 384, (8, 16, 4, 1, 1), kernel=INT4_GEMV.NAME),
+        Int4Product("float16", "int4_g128", 3, 16, 512, (8, 16, 4, 2, 1), kernel=INT4_GEMV.NAME),
+        Int4Product("float16", "int4_g128", 3, 16, 1024, (8, 16, 4, 3, 1), kernel=INT4_GEMV.NAME),
+        Int4Product("float16", "int4_g128", 3, 16, 1536, (8, 16, 4, 4, 1), kernel=INT4_GEMV.NAME),
     ],
     "smxx_cast": [
         Cast("token", (9, 208)),

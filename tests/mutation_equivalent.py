@@ -3,6 +3,7 @@
 _TWO_WAYS = "chooses between two ways to the same number, of which the longer is right everywhere and the shorter near the edge too"
 _GRIDS = "orders grids, which set_pdl lets overlap: the emulator runs one after another"
 _RECONVERGES = "every lane arrives at the barrier behind it and lane 0 publishes its own inits: it only reconverges the warp"
+_LOADS_HOLD = "the predicate of loads that have no form without one: behind the branch on the same condition it is always true"
 _PAST_K = "blocks past the end of K are copies of nothing: zeros into a stage that nobody reads any more"
 
 _FREES = "gives operand registers back, of which the emulator has any number; the sums are waited for behind the last record"
@@ -29,6 +30,8 @@ EQUIVALENT: dict[str, str] = {
     "sm90_fp8_gemm_1d2d_swap_ab.multiply: wait count: wgmma.wait +1 #3": "the wait before it has waited for the only group",
     "sm90_fp8_gemm_1d2d_swap_ab.kernel: drop barrier: thread.syncwarp #0": _RECONVERGES,
     "sm90_int4_gemm.produce: drop barrier: thread.syncwarp #0": _RECONVERGES,
+    "int4_gemv_parts.loaded: drop predicate: memory.load_global_u*_if #*": _LOADS_HOLD,
+    "sm90_int4_gemv.fetch: edge: record < records #1": _LOADS_HOLD,
     "quantize_scales.quotient: *": _TWO_WAYS,
     "quantize_scales.scale_of: edge: bits < NORMAL_BITS #0": _TWO_WAYS,
     "quantize_scales.scale_of: edge: convert.f32_to_bits(largest) < INFINITY #0": "of infinity the quotient is NaN too, if with other bits on a GPU",

@@ -38,9 +38,9 @@ __all__ = ["INT4_KERNELS", "KERNELS", "Built", "GemmPlan", "Int4Kernel", "Int4Pl
 def __getattr__(name: str) -> Any:
     """What is INT4's is imported when it is asked for: an FP8 product's first call does without."""
     if name == "INT4_KERNELS":
-        from . import sm80_int4_gemm_rules, sm90_int4_gemm_rules
+        from . import sm80_int4_gemm_rules, sm90_int4_gemm_rules, sm90_int4_gemv_rules
 
-        value: Any = (sm90_int4_gemm_rules, sm80_int4_gemm_rules)
+        value: Any = (sm90_int4_gemm_rules, sm80_int4_gemm_rules, sm90_int4_gemv_rules)
     elif name in ("Int4Kernel", "Int4Plan"):
         from . import int4_spec
 

@@ -14,6 +14,7 @@ from dgnumba.device import Device
 from dgnumba.int4_operands import check_int4_gemm_nt
 from dgnumba.int4_plan import int4_kernel_named
 from dgnumba.kernels import sm90_int4_gemm_rules as sm90_int4_gemm
+from dgnumba.kernels import sm90_int4_gemv_rules as sm90_int4_gemv
 from dgnumba.testing import assert_bits_equal, random_extent
 
 PLANS_A_FORM = 4
@@ -65,6 +66,8 @@ def draw(seed: int, i: int, device: Device) -> Drawn | None:
         expected, bound = oracle, tuple(dgnumba.int4_error_bound(a, q, "float32", fold=fold) for fold in (False, True))
     problem = check_int4_gemm_nt(a, w, out_dtype="float32").problem
     plans = sm90_int4_gemm.candidates(problem, device) if m and n else []  # none: another kernel takes the problem
+    if plans and sm90_int4_gemv.supports(problem, device) is None:
+        plans = [*sm90_int4_gemv.candidates(problem, device), *plans]
     form = (kind, problem.group, problem.scale_dtype, problem.zeros, problem.w_dtype, problem.with_alpha)
     return Drawn(what, kind, form, a, q, w.stream, expected, bound, plans)
 

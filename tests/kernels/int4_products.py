@@ -18,6 +18,7 @@ from dgnumba.testing import assert_bits_equal
 H200 = Device.named("h200")
 INT4_KERNEL_OF = {kernel.NAME: kernel for kernel in INT4_KERNELS}
 INT4, PORTABLE_INT4 = INT4_KERNEL_OF["sm90_int4_gemm"], INT4_KERNEL_OF["sm80_int4_gemm"]
+INT4_GEMV = INT4_KERNEL_OF["sm90_int4_gemv"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -137,7 +137,7 @@ def test_without_it_nobody_is_let_begin(policy):
 
 def test_a_launch_with_pdl_builds_it_where_the_kernel_can():
     can = {kernel.NAME for kernel in (*KERNELS, *INT4_KERNELS) if kernel.LAUNCHES_DEPENDENTS}
-    assert can == {"sm90_fp8_gemm_1d2d_swap_ab", "sm90_fp8_gemv_1d2d", "sm90_fp8_gemv_1d2d_rs", "sm90_int4_gemm"}
+    assert can == {"sm90_fp8_gemm_1d2d_swap_ab", "sm90_fp8_gemv_1d2d", "sm90_fp8_gemv_1d2d_rs", "sm90_int4_gemm", "sm90_int4_gemv"}
     assert all(kernel.WAITS for kernel in (*KERNELS, *INT4_KERNELS) if kernel.LAUNCHES_DEPENDENTS)
     for chosen in (plan(64, 64), portable("float8_e4m3fn", 128, 128), swapped(8, 64), skinny(8), skinny_rs(8)):
         kernel = KERNEL_OF[chosen.kernel]

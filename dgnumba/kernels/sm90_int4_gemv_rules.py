@@ -1,0 +1,159 @@
+"""Which problems and plans `sm90_int4_gemv` takes, what they need of shared memory, their launch, and what they should cost."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+from ..device import Device
+from ..int4_problem import Int4Problem
+from ..integers import u32, u64
+from ..layouts.smem import SmemMap
+from ..xp import address
+from .int4_spec import Int4Plan, address_or_0
+from .sm90_int4_gemm_rules import refused_types
+from .spec import Built, Rule, first_broken
+
+NAME = "sm90_int4_gemv"
+
+BLOCK_M, BLOCK_NS = 8, (16, 32, 64)
+WARPS, DEPTHS = (4, 8, 16), (1, 2, 3, 4)
+A_DTYPES = ("bfloat16", "float16")
+TOKEN_BYTES = BLOCK_M * 256
+"""Of a record's tokens in shared memory: two blocks of eight rows of 128 bytes."""
+
+IN_FLIGHT = 64 << 10
+"""Bytes of weights that a plan may have on their way to a multiprocessor: FP8's kernel of this kind did best with 64 KB (bench/NOTES.md)."""
+
+
+def supports(problem: Int4Problem, device: Device) -> str | None:
+    """None when this kernel takes the problem on the device, else the reason why not."""
+    # NOTE: the instructions are those of sm_80; tried and priced for sm_90a alone.
+    if device.arch != "sm_90a":
+        return f"is for sm_90a, {device.name} is {device.arch}"
+    if problem.a_dtype.name not in A_DTYPES:
+        return f"takes A of {', '.join(A_DTYPES)}, got {problem.a_dtype}"
+    if problem.m > BLOCK_M:
+        return f"is for M up to {BLOCK_M}, got {problem.m}"
+    if problem.zeros == "float":
+        return "takes zero points that are integers, got floats"
+    return refused_types(problem)
+
+
+RULES: tuple[Rule, ...] = (
+    (f"BLOCK_M of {BLOCK_M}", lambda plan, _: plan.block_m == BLOCK_M),
+    (f"BLOCK_N of {BLOCK_NS}", lambda plan, _: plan.block_n in BLOCK_NS),
+    (f"{WARPS} records a stage, one for each warp", lambda plan, _: plan.records in WARPS),
+    (f"{DEPTHS} stages", lambda plan, _: plan.num_stages in DEPTHS),
+    ("no split, and nothing to widen", lambda plan, _: plan.split == 1 and not plan.widen),
+    ("registers for the records on their way", lambda plan, _: registers(plan) <= min(232, 65536 // threads(plan))),
+    ("M up to {problem.m}", lambda plan, problem: problem.m <= plan.block_m),
+)
+"""The single statement of the rules, the broadest first."""
+
+
+def refusal(plan: Int4Plan, problem: Int4Problem) -> str | None:
+    """Why a plan cannot be built, or cannot take the problem, or None."""
+    return plan.differs_from(problem) or first_broken(RULES, plan, problem)
+
+
+def held(plan: Int4Plan) -> int:
+    """Registers of a thread that 16 rows of a record take on their way: eight words of codes, then scales and zero points of each group."""
+    return 8 + plan.record.groups * ((2 if plan.record.scale_bytes == 4 else 1) + (plan.zeros != "none"))
+
+
+def registers(plan: Int4Plan) -> int:
+    """Of a thread, about: what is on its way, fragments of two steps and their tokens, sums and products, addresses."""
+    strips = plan.block_n // 16
+    return 44 + strips * (plan.num_stages * held(plan) + 8 + 8 + 2)
+
+
+def threads(plan: Int4Plan) -> int:
+    """Of a CTA: its warps share the tile's rows, and each has its own records of K."""
+    return 32 * plan.records
+
+
+def smem(plan: Int4Plan) -> SmemMap:
+    """The tokens that each warp has on their way, and the sums of all warps."""
+    return SmemMap.of(
+        ("a", TOKEN_BYTES * plan.num_stages, plan.records, 128),
+        ("partial", plan.block_m * plan.block_n * 4, plan.records, 16),
+    )
+
+
+def is_batch_invariant(plan: Int4Plan) -> bool:
+    """As `Int4Kernel` has it: warps sum every so many-th record, which the kernels for more tokens do not."""
+    return False
+
+
+def candidates(problem: Int4Problem, device: Device) -> list[Int4Plan]:
+    """Plans that fit the device, have work for each warp, and no more on their way than memory can use."""
+    plans = []
+    for block_n, warps, depth in product(BLOCK_NS, WARPS, DEPTHS):
+        plan = Int4Plan.of(problem, NAME, block_m=BLOCK_M, block_n=block_n, num_stages=depth, records=warps)
+        if refusal(plan, problem) is not None or smem(plan).launch_bytes > device.smem_per_block:
+            continue
+        stages = -(-problem.records // warps)
+        if (depth > stages and depth > 1) or (warps > WARPS[0] and warps > problem.records) or block_n * 64 * warps * depth > IN_FLIGHT:
+            continue
+        plans.append(plan)
+    return plans
+
+
+def count_tiles(plan: Int4Plan, problem: Int4Problem) -> int:
+    """Tiles of the output."""
+    return -(-problem.rows // plan.block_n)
+
+
+def grid(plan: Int4Plan, problem: Int4Problem, device: Device) -> int:
+    """CTAs: one a tile; the hardware deals them out, several to a multiprocessor."""
+    return count_tiles(plan, problem)
+
+
+LAUNCH, TOKEN, ARRIVAL, STEP, MEMORY_SHARE, CLOCK = 2.3, 0.02, 0.7, 0.16, 0.9, 1750.0
+"""Predicted, of no measurement of this kernel: us from launch to end, us a token, us until records that were asked for are there, us a warp's record
+of 16 rows takes alone, share of the data sheet's bandwidth, cycles a us. The first four are near those of `cost_gemv`."""
+
+STRIP_CYCLES, TOKENS_CYCLES = 22.0, 12.0
+"""Cycles of a multiprocessor's schedulers for 16 rows of a record (90 instructions) and for a record's tokens (50): counted, not measured."""
+
+
+def estimate(plan: Int4Plan, problem: Int4Problem, device: Device) -> float:
+    """What a plan should cost, in microseconds: a launch, then memory, a warp's waits or the schedulers; not fitted to any measurement."""
+    strips, ctas = plan.block_n // 16, count_tiles(plan, problem)
+    by_registers, by_smem = 65536 // (registers(plan) * threads(plan)), (228 << 10) // (smem(plan).launch_bytes + 1024)
+    at_once = max(1, min(by_registers, by_smem, 2048 // threads(plan)))
+    rounds = max(1.0, ctas / (device.num_sms * at_once))
+    records = -(-problem.records // plan.records)
+    latency = rounds * (ARRIVAL * -(-records // plan.num_stages) + STEP * strips**0.5 * records)
+    most = -(-ctas // device.num_sms)  # tiles of the multiprocessor that has most
+    busy = most * problem.records * (strips * STRIP_CYCLES * max(1, plan.record.groups / 2) + TOKENS_CYCLES) / CLOCK
+    memory = problem.bytes / (MEMORY_SHARE * device.memory_bandwidth * 1e-6)
+    return LAUNCH + TOKEN * problem.m + (latency**2 + busy**2 + memory**2) ** 0.5
+
+
+WAITS = True
+LAUNCHES_DEPENDENTS = True
+MAPPED_ARRAYS: tuple[str, ...] = ()
+"""It needs no tensor map."""
+
+SCALARS = ("a", "w", "d", "d_pitch", "bias", "c", "c_pitch", "token_scales", "alpha", "a_pitch", "row_bytes", "m", "n", "records")
+"""What its arguments are, in order: addresses of arrays of `Int4LaidOut`, and numbers."""
+
+
+def bind(plan: Int4Plan, laid: Any) -> tuple[Any, ...]:
+    """The kernel's arguments, in order, for operands laid out by `int4_operands.lay_out`."""
+    problem = laid.problem
+    return (
+        u64(address(laid.a)), u64(address(laid.w)), u64(address(laid.d)), u64(laid.d.strides[0]), u64(address_or_0(laid.bias)),
+        u64(address_or_0(laid.c)), u64(0 if laid.c is None else laid.c.strides[0]), u64(address_or_0(laid.token_scales)),
+        u32(laid.alpha_bits), u32(laid.a.strides[0]), u32(laid.a.shape[1] * laid.a.itemsize), u32(problem.m), u32(problem.n),
+        u32(problem.records),
+    )  # fmt: skip
+
+
+def build(plan: Int4Plan) -> Built:
+    """The kernel of a plan. Imports its file, and Numba with it."""
+    from . import sm90_int4_gemv
+
+    return sm90_int4_gemv.build(plan)

@@ -147,7 +147,7 @@ class Ours:
         d = cupy.empty((m, self.n), {"int32": cupy.int32, "float16": cupy.float16}.get(problem.d_dtype.name, cupy.uint16))
         plans = plans_of(problem, self.device, self.args.sweep)
         made = launches(activations(m, self.k, kind), self.weights[kind], d, plans, self.device)
-        return problem, {plan: (call, ("int4_gemm",)) for plan, call in zip(plans, made)}
+        return problem, {plan: (call, ("sm90_int4_gem", "sm80_int4_gem")) for plan, call in zip(plans, made)}
 
 
 def yardsticks(m: int, n: int, k: int, kinds: list[str], wanted: list[str]) -> dict[str, Call]:

@@ -215,7 +215,7 @@ def time_int4(shape: tuple[int, int, int], flush: Flush, rounds: int) -> dict[st
     rows: dict[str, float] = {}
     for name, call in calls.items():
         others = {
-            "chosen": (functools.partial(dgnumba.int4_gemm_nt, a, w, d), ("sm90_int4_gemm",)),
+            "chosen": (functools.partial(dgnumba.int4_gemm_nt, a, w, d), ("sm90_int4_gem",)),
             "cublas": (lambda: torch.matmul(x, wide.T), RIVAL_NAMES),
         }
         rows |= kernel_times({name: call, **others}, flush, rounds)

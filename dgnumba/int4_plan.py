@@ -41,7 +41,8 @@ ROUNDING = 1.03
 
 @lru_cache(maxsize=4096)
 def choose_int4(problem: Int4Problem, device: Device, batch_invariant: bool = False, exact_weights: bool = False) -> Int4Choice:
-    """The plan for a problem on a device: the cheapest of the first kernel that takes it; `batch_invariant` as of `plan.choose`.
+    """The plan for a problem on a device: the cheapest of all kernels that take it, `FALLBACK`'s only where no
+    other does; `batch_invariant` as of `plan.choose`.
 
     `exact_weights` leaves out plans that round weights; without it these are chosen where they are cheaper by more than `ROUNDING`.
 
@@ -50,19 +51,23 @@ def choose_int4(problem: Int4Problem, device: Device, batch_invariant: bool = Fa
         PlanError: a kernel takes it, but no plan of it fits.
     """
     refusals: dict[str, str] = {}
+    priced: list[tuple[Int4Kernel, Int4Plan, float]] = []
     for kernel in INT4_KERNELS:
+        if priced and kernel.FALLBACK:
+            break
         reason = kernel.supports(problem, device)
         if reason is not None:
             refusals[kernel.NAME] = reason
             continue
         plans = [plan for plan in kernel.candidates(problem, device) if not batch_invariant or kernel.is_batch_invariant(plan)]
         plans = [plan for plan in plans if not (exact_weights and _rounds(plan, problem))]
-        priced = [(plan, kernel.estimate(plan, problem, device)) for plan in plans]
-        priced.sort(key=lambda pair: pair[1] * (ROUNDING if _rounds(pair[0], problem) else 1))
-        if priced:
-            plan, best = priced[0]
-            return Int4Choice(plan, kernel, best, len(priced), tuple(priced[1:4]))
-        refusals[kernel.NAME] = f"no tile fits {device.smem_per_block} bytes of shared memory a block"
+        priced += [(kernel, plan, kernel.estimate(plan, problem, device)) for plan in plans]
+        if not plans:
+            refusals[kernel.NAME] = f"no tile fits {device.smem_per_block} bytes of shared memory a block"
+    if priced:
+        priced.sort(key=lambda one: one[2] * (ROUNDING if _rounds(one[1], problem) else 1))
+        kernel, plan, best = priced[0]
+        return Int4Choice(plan, kernel, best, len(priced), tuple(one[1:] for one in priced[1:4]))
     if any(reason.startswith("no tile fits") for reason in refusals.values()):
         raise PlanError(f"no plan fits {problem} on {device.name}", refusals)
     raise UnsupportedError(f"no kernel takes {problem} on {device.name}", refusals)

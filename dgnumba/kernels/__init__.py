@@ -40,7 +40,7 @@ def __getattr__(name: str) -> Any:
     if name == "INT4_KERNELS":
         from . import sm80_int4_gemm_rules, sm90_int4_gemm_rules, sm90_int4_gemv_rules
 
-        value: Any = (sm90_int4_gemm_rules, sm80_int4_gemm_rules, sm90_int4_gemv_rules)
+        value: Any = (sm90_int4_gemm_rules, sm90_int4_gemv_rules, sm80_int4_gemm_rules)
     elif name in ("Int4Kernel", "Int4Plan"):
         from . import int4_spec
 

@@ -123,6 +123,7 @@ class Int4Kernel(Protocol):
 
     MAPPED_ARRAYS  whose tensor maps `bind` gives, in order
     WAITS          as of `KernelSpec`, as is LAUNCHES_DEPENDENTS
+    FALLBACK       taken only where no other kernel takes a problem: for any GPU, tuned for none
     SCALARS        what its other arguments are, in order: addresses of arrays of `Int4LaidOut`, and numbers
     """
 
@@ -131,6 +132,7 @@ class Int4Kernel(Protocol):
     SCALARS: tuple[str, ...]
     WAITS: bool
     LAUNCHES_DEPENDENTS: bool
+    FALLBACK: bool
 
     def supports(self, problem: Int4Problem, device: Device) -> str | None:
         """None when the kernel takes the problem on the device, else the reason why not."""

@@ -126,6 +126,7 @@ def estimate(plan: Int4Plan, problem: Int4Problem, device: Device) -> float:
     return sm80_cost.LAUNCH + max(cycles / sm80_cost.CLOCK, memory)
 
 
+FALLBACK = True
 WAITS = False
 LAUNCHES_DEPENDENTS = False
 MAPPED_ARRAYS: tuple[str, ...] = ()

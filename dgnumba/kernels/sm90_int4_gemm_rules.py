@@ -195,6 +195,7 @@ def estimate(plan: Int4Plan, problem: Int4Problem, device: Device) -> float:
     return price(plan, problem, device, count_tiles(plan, problem), accumulators(plan))
 
 
+FALLBACK = False
 WAITS = True
 LAUNCHES_DEPENDENTS = True
 MAPPED_ARRAYS = ("a", "sfa")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from math import log2
 from typing import Any
 
 from ..device import Device
@@ -110,16 +111,25 @@ def grid(plan: Int4Plan, problem: Int4Problem, device: Device) -> int:
     return count_tiles(plan, problem)
 
 
-LAUNCH, TOKEN, ARRIVAL, STEP, MEMORY_SHARE, CLOCK = 2.3, 0.02, 0.7, 0.16, 0.9, 1750.0
-"""Predicted, of no measurement of this kernel: us from launch to end, us a token, us until records that were asked for are there, us a warp's record
-of 16 rows takes alone, share of the data sheet's bandwidth, cycles a us. The first four are near those of `cost_gemv`."""
+LAUNCH, TOKEN, ARRIVAL, STEP, MEMORY_SHARE, CLOCK = 2.68, 0.02, 0.282, 0.136, 1.487, 1750.0
+"""us from launch to end, us a token, us until records that were asked for are there, us a warp's record for the root of its strips, the data
+sheet's bandwidth as it counts beside the others (more than 1: three parts that hide one another meet in a norm), cycles a us.
 
-STRIP_CYCLES, TOKENS_CYCLES = 22.0, 12.0
-"""Cycles of a multiprocessor's schedulers for 16 rows of a record (90 instructions) and for a record's tokens (50): counted, not measured."""
+Fitted to 399 times of 15 products (`bench/results/tune_int4_gemv_h200.json`), as are the constants below.
+"""
+
+STRIP_CYCLES, TOKENS_CYCLES = 46.2, 6.1
+"""Cycles of a multiprocessor's schedulers for 16 rows of a record, and for a record's tokens."""
+
+WARP = 0.008
+"""us for a warp of a tile, whose sums meet at its end: too little to be told from noise, enough to prefer fewer warps where all else is equal."""
+
+FLIGHT, OVER = 32.0, 0.113
+"""KB of weights on their way to a multiprocessor beyond which memory is slower, and by how much with each doubling."""
 
 
 def estimate(plan: Int4Plan, problem: Int4Problem, device: Device) -> float:
-    """What a plan should cost, in microseconds: a launch, then memory, a warp's waits or the schedulers; not fitted to any measurement."""
+    """What a plan should cost, in microseconds: a launch, then memory, a warp's waits or the schedulers."""
     strips, ctas = plan.block_n // 16, count_tiles(plan, problem)
     by_registers, by_smem = 65536 // (registers(plan) * threads(plan)), (228 << 10) // (smem(plan).launch_bytes + 1024)
     at_once = max(1, min(by_registers, by_smem, 2048 // threads(plan)))
@@ -128,10 +138,12 @@ def estimate(plan: Int4Plan, problem: Int4Problem, device: Device) -> float:
     latency = rounds * (ARRIVAL * -(-records // plan.num_stages) + STEP * strips**0.5 * records)
     most = -(-ctas // device.num_sms)  # tiles of the multiprocessor that has most
     busy = most * problem.records * (strips * STRIP_CYCLES * max(1, plan.record.groups / 2) + TOKENS_CYCLES) / CLOCK
-    memory = problem.bytes / (MEMORY_SHARE * device.memory_bandwidth * 1e-6)
-    return LAUNCH + TOKEN * problem.m + (latency**2 + busy**2 + memory**2) ** 0.5
+    flight = min(at_once, ctas / device.num_sms) * plan.block_n * 64 * plan.records * plan.num_stages / 1024
+    memory = problem.bytes / (MEMORY_SHARE * device.memory_bandwidth * 1e-6) * (1 + OVER * max(0.0, log2(flight / FLIGHT)))
+    return LAUNCH + TOKEN * problem.m + WARP * plan.records + (latency**2 + busy**2 + memory**2) ** 0.5
 
 
+FALLBACK = False
 WAITS = True
 LAUNCHES_DEPENDENTS = True
 MAPPED_ARRAYS: tuple[str, ...] = ()

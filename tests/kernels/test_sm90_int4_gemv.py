@@ -1,6 +1,8 @@
 """`sm90_int4_gemv`, stepped in the emulator: the host's bits on exact problems; its plans, and what ptxas makes of them."""
 
 import dataclasses
+import json
+from pathlib import Path
 
 import int4_cases as cases
 import numpy as np
@@ -166,5 +168,18 @@ def test_what_it_does_not_take():
         validate_int4(plan, problem, H200, batch_invariant=True)
 
 
-def test_it_is_not_chosen_before_it_was_measured():
-    assert choose_int4(Int4Problem(1, 4096, 4096), H200).kernel is not INT4_GEMV
+def test_the_planner_chooses_near_the_best_of_what_was_measured():
+    """Of both kernels' plans, each problem's; measured on an H200 (bench/results)."""
+    path = Path(__file__).parents[2] / "bench" / "results" / "tune_int4_gemv_h200.json"
+    times: dict[Int4Problem, dict[tuple[str, str], float]] = {}
+    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+        times.setdefault(Int4Problem(row["m"], row["n"], row["k"]), {})[row["kernel"], row["plan"]] = row["us"]
+    found, kernels = [], set()
+    for problem, measured in times.items():
+        choice = choose_int4(problem, H200)
+        kernels.add(choice.kernel.NAME)
+        found.append(measured[choice.plan.kernel, choice.plan.name] / min(measured.values()))
+    assert len(found) == 15 and kernels == {"sm90_int4_gemv", "sm90_int4_gemm"}
+    assert np.mean(found) < 1.03 and max(found) < 1.1, "the fit has 1.024 and 1.084"
+    one_order = choose_int4(Int4Problem(1, 4096, 4096), H200, batch_invariant=True)
+    assert one_order.kernel is not INT4_GEMV, "its warps' shares of K go by M"

@@ -300,5 +300,5 @@ def test_a_row_has_the_same_bits_whatever_m_is(monkeypatch, rng):
     with pytest.raises(PlanError, match="batch invariance is on"):
         product(1, plan=split)
     assert not np.array_equal(other, alone)
-    problem = Int4Problem(1, 576, 7168)
+    problem = Int4Problem(16, 576, 7168)
     assert choose_int4(problem, Device.named("h200")).plan.split > 1 == choose_int4(problem, Device.named("h200"), True).plan.split

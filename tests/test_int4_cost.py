@@ -45,10 +45,13 @@ def test_of_every_measured_problem_a_plan_near_the_best_is_chosen():
     """By `choose_int4` itself, which may pick only what was measured."""
     times = dict(zip(zip(SWEEP.problems, SWEEP.plans), SWEEP.us.tolist()))
     best = {problem: min(us for (p, _), us in times.items() if p == problem) for problem in SWEEP.problems}
-    found = np.array([times[problem, choose_int4(problem, H200).plan] / us for problem, us in best.items()])
-    assert len(found) == 84
+    choices = {problem: choose_int4(problem, H200) for problem in best}
+    found = np.array([times[problem, choice.plan] / best[problem] for problem, choice in choices.items() if choice.kernel is rules])
+    assert len(found) >= 80, "of up to 8 tokens another kernel may be chosen, which was measured apart"
     assert found.mean() < 1.01 and found.max() < 1.06, "what bench/fit_int4.py reports is 1.006 and 1.052"
-    assert found.tolist() == ratios_of(fit_int4.regrets(SWEEP)).tolist(), "the fit judges by the planner's own prices"
+    regrets = fit_int4.regrets(SWEEP)
+    of_these = [regrets[problem][0] for problem, choice in choices.items() if choice.kernel is rules]
+    assert found.tolist() == of_these, "the fit judges by the planner's own prices"
 
 
 def test_without_split_plans_near_the_best_are_chosen_too():
@@ -111,4 +114,5 @@ def test_one_kernel_takes_every_number_of_tokens(a_dtype, group, zeros):
         problem = Int4Problem(m, 4096, 4096, a_dtype, "uint4", group=group, zeros=zeros)
         for batch_invariant in (False, True):
             choice = choose_int4(problem, H200, batch_invariant)
-            assert choice.kernel is rules and rules.refusal(choice.plan, problem) is None
+            assert choice.kernel.refusal(choice.plan, problem) is None
+            assert choice.kernel is rules or m <= 8 and not batch_invariant

@@ -282,8 +282,8 @@ def test_a_plan_for_an_addend_and_for_rows_of_scales():
 
 
 def test_rows_of_scales_are_read_as_they_lie_where_that_is_faster():
-    """A share of every block of K against a launch: small products and middle ones gain."""
-    for m, n, k in ((64, 2112, 7168), (512, 24576, 1536), (1024, 2112, 7168)):
+    """A share of every block of K against a launch: small products gain."""
+    for m, n, k in ((64, 2112, 7168), (128, 24576, 1536), (512, 7168, 2048)):
         chosen = choose(GemmProblem(m, n, k, row_scales=True), H200)
         assert chosen.plan.kernel == DENSE.NAME and chosen.plan.row_scales
         without = estimate(dataclasses.replace(chosen.plan, row_scales=False), GemmProblem(m, n, k), H200).total

@@ -128,7 +128,9 @@ def table_words(plan: Int4Plan) -> int:
     """Words of the tables by which codes become e4m3: one table, or one for each zero point there can be; 0: other types need none."""
     if plan.a_dtype != "float8_e4m3fn":
         return 0
-    return 4 if plan.zeros == "none" else 64
+    if plan.zeros == "none":
+        return 4 if plan.block_n < 256 else 0  # four warpgroups have no registers to spare for it: there it is constants
+    return 64
 
 
 def is_batch_invariant(plan: Int4Plan) -> bool:

@@ -46,6 +46,7 @@ RULES: tuple[Rule, ...] = (
     (f"BLOCK_N of {BLOCK_NS}", lambda plan, _: plan.block_n in BLOCK_NS),
     (f"{WARPS} records a stage, one for each warp", lambda plan, _: plan.records in WARPS),
     (f"{DEPTHS} stages", lambda plan, _: plan.num_stages in DEPTHS),
+    ("no scales folded into weights", lambda plan, _: not plan.fold),
     ("no split, and nothing to widen", lambda plan, _: plan.split == 1 and not plan.widen),
     ("registers for the records on their way", lambda plan, _: registers(plan) <= min(232, 65536 // threads(plan))),
     ("M up to {problem.m}", lambda plan, problem: problem.m <= plan.block_m),

@@ -33,8 +33,7 @@ START = Int4Constants(
 
 FREE = tuple(
     "launch split exchange tile store wgmma_floor latency stage unpack_wide unpack_table unpack_bytes promotion_table promotion_bytes "
-    "promotion_rows "
-    "memory_share fold fold_sharing".split()
+    "promotion_rows memory_share fold fold_sharing".split()
 )
 """What is fitted."""
 

@@ -64,7 +64,7 @@ class Constants:
     """What the model does not get from plan, problem or device. Cycles are of the multiprocessor's clock.
 
     The defaults are those of sm90_fp8_gemm_1d2d, fitted to 1308 measurements on one H200 (2026-11-29, ``python bench/fit_cost.py``), but for
-    clock, latency, memory_norm, store_direct, row_copies and doubt, which no measurement tells, and peer_sum, which that kernel has no use for.
+    clock, latency, memory_norm, store_direct, row_copies and doubt, which these do not tell, and peer_sum, which that kernel has no use for.
 
     clock            GHz     while the tensor pipe is far from full
     launch           us      from launch to the first products, and from the last store to the kernel's end

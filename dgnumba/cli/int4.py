@@ -45,7 +45,7 @@ def activations(x: Any, kind: Activation) -> Any:
         return np.asarray(x).astype(DTYPES[kind.value].numpy)
     if kind is Activation.fp8:
         return dgnumba.per_token_cast_to_fp8(np.asarray(x))
-    return dgnumba.quantize(np.asarray(x), kind.value if kind is Activation.fp8_row else f"{kind.value}_row")
+    return dgnumba.quantize(np.asarray(x), f"{kind.value.removesuffix('_row')}_row")
 
 
 def weights(where: str, form: str) -> tuple[QTensor, Any, str]:

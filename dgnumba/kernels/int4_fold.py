@@ -1,8 +1,8 @@
 """What a warpgroup does with one stage of 4-bit weights where scales are folded into them: unpack, scale, multiply. Nothing is promoted.
 
 A weight is rounded to the activations' type, 16 bits, and all of K is added up in the tensor core's own accumulators: no instruction touches
-these, and no second set of them is needed beside a total. Promotion beside products whose operand is in registers is what takes most of the time
-of many tokens (H200, 2026-11-30, bench/NOTES.md). Within a stage a record's products queue behind those of the record before, so that the tensor core
+these, and no second set of them is needed beside a total: two warpgroups have room for 256 tokens, which is what it gains by, 13 to 17 % (H200,
+2026-11-30, bench/NOTES.md). Within a stage a record's products queue behind those of the record before, so that the tensor core
 goes from the one to the other; the fragments of two records are alive meanwhile.
 """
 

@@ -80,6 +80,15 @@ class Int4Plan:
         return self.a_dtype == "int8" or self.a_by_row
 
     @property
+    def table_words(self) -> int:
+        """Words of the tables in shared memory by which codes become e4m3: of one, or of one for each zero point there can be; 0: it keeps none."""
+        if self.a_dtype != "float8_e4m3fn":
+            return 0
+        if self.zeros == "none":
+            return 4 if self.block_n < 256 else 0  # four warpgroups have no registers to spare for it: there it is constants
+        return 64
+
+    @property
     def record(self) -> Record:
         """The form of a record of weights."""
         return Record(order_for(DTYPES[self.a_dtype]), self.group, DTYPES[self.scale_dtype].itemsize, self.zeros)

@@ -102,10 +102,10 @@ class Unpack:
 
     def constants(self, base: Any, pair: Any, tables: Any) -> list[tuple[Any, Any]]:
         """What takes the zero points of this thread's two rows off, a group each."""
-        if known_table(self.plan):
+        known = known_table(self.plan)
+        if known:
             # NOTE: from memory, though it is known: `prmt` takes one constant, and ptxas would move the others to a register at every use.
-            # Four warpgroups have no registers to spare, and take the moves.
-            table = memory.load_shared_v4(tables) if self.plan.block_n < 256 else known_table(self.plan)
+            table = memory.load_shared_v4(tables) if self.plan.table_words else known
             return [(table, table)] * self.record.groups
         return [self._constants(low, high, tables) for low, high in self.zero_points(base, pair)]
 

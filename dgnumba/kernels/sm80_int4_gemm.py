@@ -24,7 +24,6 @@ from .int4_spec import Int4Plan
 from .int4_stage import table_word_for
 from .sm80_int4_gemm_rules import smem, threads
 from .sm80_int4_stage import stage_for
-from .sm90_int4_gemm_rules import table_words
 from .spec import Built
 
 
@@ -41,7 +40,7 @@ def build(plan: Int4Plan) -> Built:
     ROW_BYTES = RECORD_BYTES * RECORDS
     BLOCKS, BLOCK_BYTES = RECORDS * DTYPES[plan.a_dtype].itemsize, BLOCK_M * 128
     W_CHUNKS, A_CHUNKS, SFA_CHUNKS = ROW_BYTES // 16, A_BYTES // 16, BLOCK_M // 4 * RECORDS
-    HAS_SFA, TABLE_WORDS = plan.has_block_scales, table_words(plan)
+    HAS_SFA, TABLE_WORDS = plan.has_block_scales, plan.table_words
     PAIRS = 1 if BLOCK_M >= 16 else 0
     ACC = BLOCK_M // 2
     stage_product, table_word = stage_for(plan), table_word_for(plan)

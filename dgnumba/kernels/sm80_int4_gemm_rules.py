@@ -15,7 +15,7 @@ from ..xp import address
 from . import sm80_cost
 from .int4_spec import Int4Plan, address_or_0
 from .sm80_gemm_rules import needs_widening
-from .sm90_int4_gemm_rules import accumulators, refused_types, table_words
+from .sm90_int4_gemm_rules import accumulators, refused_types
 from .spec import Built, Rule, first_broken, most_stages
 
 NAME = "sm80_int4_gemm"
@@ -74,7 +74,7 @@ def smem(plan: Int4Plan) -> SmemMap:
         ("a", plan.block_m * 128 * size * plan.records, plan.num_stages, 1024),
         ("w", plan.block_n // 64 * plan.records * plan.record.nbytes, plan.num_stages, 128),
         ("sfa", -(-plan.block_m * 4 * plan.records // 128) * 128 if has_sfa else 0, plan.num_stages, 128),
-        ("tables", 4 * table_words(plan), 1, 16),
+        ("tables", 4 * plan.table_words, 1, 16),
     )
 
 

@@ -31,7 +31,7 @@ from .int4_fold import folded_stage_for
 from .int4_spec import Int4Plan
 from .int4_stage import stage_for, table_word_for
 from .pipeline import FULL_ARRIVALS, Slot, empty_arrivals, next_slot
-from .sm90_int4_gemm_rules import PRODUCER_REGISTERS, consumer_registers, producer_threads, smem, table_words, threads
+from .sm90_int4_gemm_rules import PRODUCER_REGISTERS, consumer_registers, producer_threads, smem, threads
 from .spec import Built
 
 
@@ -48,7 +48,7 @@ def build(plan: Int4Plan) -> Built:
     RECORD_BYTES = plan.record.nbytes
     ROW_BYTES = RECORD_BYTES * RECORDS
     BLOCKS = RECORDS * DTYPES[plan.a_dtype].itemsize
-    HAS_SFA, TABLE_WORDS, PDL = plan.has_block_scales, table_words(plan), plan.pdl
+    HAS_SFA, TABLE_WORDS, PDL = plan.has_block_scales, plan.table_words, plan.pdl
     STAGE_BYTES = W_BYTES + A_BYTES + (BLOCK_M * 4 * RECORDS if HAS_SFA else 0)
     EMPTY_ARRIVALS = empty_arrivals(CONSUMER_WARPS, 1)
     ACC = BLOCK_M // 2

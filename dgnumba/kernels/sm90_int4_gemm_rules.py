@@ -124,15 +124,6 @@ def threads(plan: Int4Plan) -> int:
     return 2 * plan.block_n + producer_threads(plan)
 
 
-def table_words(plan: Int4Plan) -> int:
-    """Words of the tables by which codes become e4m3: one table, or one for each zero point there can be; 0: other types need none."""
-    if plan.a_dtype != "float8_e4m3fn":
-        return 0
-    if plan.zeros == "none":
-        return 4 if plan.block_n < 256 else 0  # four warpgroups have no registers to spare for it: there it is constants
-    return 64
-
-
 def is_batch_invariant(plan: Int4Plan) -> bool:
     """As `Int4Kernel` has it: a split adds up partial sums, whose number goes by M; weights are folded for some M, and not for others."""
     return plan.split == 1 and not plan.fold
@@ -146,7 +137,7 @@ def smem(plan: Int4Plan) -> SmemMap:
         ("a", plan.block_m * 128 * size * plan.records, plan.num_stages, 1024),
         ("w", plan.block_n // 64 * plan.records * plan.record.nbytes, plan.num_stages, 128),
         ("sfa", -(-plan.block_m * 4 * plan.records // 128) * 128 if has_sfa else 0, plan.num_stages, 128),
-        ("tables", 4 * table_words(plan), 1, 16),
+        ("tables", 4 * plan.table_words, 1, 16),
         ("partial", plan.block_m * plan.block_n * 4 if plan.split > 1 else 0, 1, 16),
         ("full", 8, plan.num_stages, 8),
         ("empty", 8, plan.num_stages, 8),

@@ -371,7 +371,8 @@ def main() -> None:
     print(table(rows))
     if options.out:
         commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-        command = "PYTHONPATH=. python tests/mutation.py " + (f"--again {options.again} " if options.again else "") + f"--out {options.out}"
+        kept_in = RESULTS.relative_to(RESULTS.parents[2])  # as a reader gives it, wherever this run wrote to
+        command = "PYTHONPATH=. python tests/mutation.py " + f"--again {kept_in} " * bool(options.again) + f"--out {kept_in}"
         data = {"command": command, "commit": commit, "count": dict(Counter(r["by"] for r in rows.values())), "mutants": rows}
         options.out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 

@@ -70,7 +70,8 @@ class Sweep:
 def read(path: Path = RESULTS) -> Sweep:
     """The rows of a sweep on an H200."""
     device, plans, problems, us = Device.named("h200"), [], [], []
-    rows = json.loads(path.read_text())["rows"]
+    # a sweep has the plans of each kernel that takes a problem
+    rows = [row for row in json.loads(path.read_text())["rows"] if row.get("kernel", rules.NAME) == rules.NAME]
     keys = [tuple(row[name] for name in ("m", "n", "k", "activation", "format")) for row in rows]
     folded = {key for key, row in zip(keys, rows) if row.get("fold")}
     for key, row in zip(keys, rows):

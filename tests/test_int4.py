@@ -160,6 +160,10 @@ ROW, INT8 = quantize(np.ones((8, 128), np.float32), "int4_row"), quantize(np.one
 FP8 = dgnumba.per_token_cast_to_fp8(np.ones((4, 128), np.float32))
 
 
+def fp8(form):
+    return quantize(np.ones((4, 128), np.float32), form)
+
+
 @pytest.mark.parametrize(
     "error, match, changes",
     [
@@ -169,7 +173,12 @@ FP8 = dgnumba.per_token_cast_to_fp8(np.ones((4, 128), np.float32))
         (ProblemError, r"a: expected \[M, 128\]", {"a": np.ones((4, 64), np.float16)}),
         (ProblemError, "transposed", {"a": np.ones((128, 4), np.float16)}),
         (DTypeError, "a: expected a QTensor of float8_e4m3fn, int8 or int4", {"a": quantize(np.ones((4, 128), np.float32), "mxfp4")}),
-        (ProblemError, "each 1x128", {"a": quantize(np.ones((4, 128), np.float32), "fp8_1x64")}),
+        (ProblemError, "each 1x128 of float8_e4m3fn, or for each row, got one per 1x64", {"a": fp8("fp8_1x64")}),
+        (
+            ProblemError,
+            "or for each row, got one per 4x128; quantize with per_token_cast_to_fp8, or with fp8_row",
+            {"a": fp8("fp8_tensor")},
+        ),
         (ProblemError, "each row of int4", {"a": quantize(np.ones((4, 128), np.float32), "int4_g64")}),
         (ProblemError, "data and scales alone", {"a": dataclasses.replace(FP8, global_scale=np.float32(2))}),
         (DTypeError, "w: expected Int4Weights or a QTensor", {"w": np.ones((8, 128), np.uint8)}),

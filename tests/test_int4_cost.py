@@ -20,6 +20,7 @@ sys.modules["fit_int4"] = fit_int4
 _spec.loader.exec_module(fit_int4)
 
 H200 = KNOWN["h200"]
+BY_ROW = {"a_dtype": "float8_e4m3fn", "a_by_row": True}
 SWEEP = fit_int4.read()
 EVERY = [field.name for field in dataclasses.fields(Int4Constants)]
 
@@ -94,7 +95,9 @@ def test_the_constants_are_what_an_h200_can_be():
     assert CONSTANTS.unpack_bytes < CONSTANTS.unpack_wide < CONSTANTS.unpack_table, "as their instructions count"
 
 
-@pytest.mark.parametrize("types", [{}, {"group": 32}, {"group": 16, "zeros": "float"}, {"a_dtype": "float8_e4m3fn"}, {"a_dtype": "int8"}])
+@pytest.mark.parametrize(
+    "types", [{}, {"group": 32}, {"group": 16, "zeros": "float"}, {"a_dtype": "float8_e4m3fn"}, BY_ROW, {"a_dtype": "int8"}]
+)
 def test_more_work_costs_no_less(types):
     """Of one plan: more tokens, rows or columns."""
     problem = Int4Problem(16, 4096, 4096, **types)

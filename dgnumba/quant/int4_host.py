@@ -159,6 +159,9 @@ def int4_error_bound(a: Any, w: QTensor, out_dtype: DType | str = "bfloat16", *,
 
         bound = E + u * (|C| + E) + tiny       E = (r + (1 + r) f (tau + gamma)) S      gamma = (2 G + 6) * 2^-24
 
+    It is infinite where a sum may leave float32 or the output type, be it before the scales of A's rows, and the weights' global scale,
+    meet it; what they multiply last counts in `tiny` too, as they enlarge what was lost below float32's normal numbers.
+
     tau is what sums within groups may lose: 2^-23 K for 16 bits (the tensor core cuts its last bit), 1.7e-2 for e4m3 (`TAU_WGMMA`), 0 for
     int8. f is 1; with float zero points 4: there d = code - rint(z) and r = rint(z) - z are multiplied apart, and |d| + |r| is at most
     3 |d + r|, which the roundings of scale times r exceed by less than another. r is what folding rounds a weight by, of itself
@@ -175,11 +178,25 @@ def int4_error_bound(a: Any, w: QTensor, out_dtype: DType | str = "bfloat16", *,
     off = fold_error(kind, w.dtype, w.scale_dtype, zeros) if _folds(fold, kind, zeros) else 0.0
     error = (off + (1 + off) * (4 if zeros == "float" else 1) * (tau + (2 * groups + 6) * F32.unit_roundoff)) * size
     unit = 0.0 if out is F32 else out.unit_roundoff
-    tiny = out.min_subnormal + F32.min_subnormal * (groups + 1 + 16 * k)
+    least, most = _met_last(a, w)
+    tiny = out.min_subnormal + F32.min_subnormal * (groups + 1 + 16 * k) * most
     bound = error + unit * (np.abs(oracle) + error) + tiny
-    bound[(size + bound >= min(out.max, F32.max))] = np.inf
+    with np.errstate(divide="ignore", invalid="ignore"):  # a scale of 0: all of its row is 0
+        bound[(size + bound >= min(out.max, F32.max)) | ((size + error) / least >= F32.max)] = np.inf
     bound[np.isnan(oracle)] = np.nan
     return bound
+
+
+def _met_last(a: Any, w: QTensor) -> tuple[Any, Any]:
+    """What finished sums have still to be multiplied by, the least and the most of it, float64 ``[M,1]`` or one number.
+
+    First by the weights' global scale, then by the scales of A's rows; blocks of A have met theirs by then.
+    """
+    alpha = 1.0 if w.global_scale is None else abs(float(w.global_scale))
+    by_row = isinstance(a, QTensor) and not (a.dtype is E4M3 and a.granularity == (1, 128))
+    token = np.abs(np.asarray(a.scale, np.float64)) if by_row else np.float64(1.0)
+    ahead = (np.ones_like(token), token, alpha * token)
+    return np.minimum.reduce(ahead), np.maximum.reduce(ahead)
 
 
 def _zeros_of(w: QTensor) -> Zeros:

@@ -27,14 +27,16 @@ def inputs(tmp_path, rng):
     return (tmp_path / "a.npy", f"{tmp_path}/b.safetensors:w"), x, w
 
 
-@pytest.mark.parametrize("form, kind", [("int4_g128", "bfloat16"), ("uint4_g64", "fp8"), ("nvfp4", "float16"), ("int4_row", "int8")])
+@pytest.mark.parametrize(
+    "form, kind", [("int4_g128", "bfloat16"), ("uint4_g64", "fp8"), ("nvfp4", "float16"), ("int4_row", "int8"), ("mxfp4", "fp8_row")]
+)
 def test_files_are_quantized_multiplied_and_checked(run, inputs, tmp_path, form, kind):
     files, x, w = inputs
     code, out, err = run("gemm", *files, "--format", form, "--activation", kind, "-o", tmp_path / "d.npy")
     assert (code, err) == (0, "")
     assert f"right: all {M * N} elements within their error bound" in out and f"the price of {form}" in out
     a = {"bfloat16": lambda: x.astype(ml_dtypes.bfloat16), "float16": lambda: x.astype(np.float16), "int8": lambda: quantize(x, "int8_row"),
-         "fp8": lambda: dgnumba.per_token_cast_to_fp8(x)}[kind]()  # fmt: skip
+         "fp8_row": lambda: quantize(x, "fp8_row"), "fp8": lambda: dgnumba.per_token_cast_to_fp8(x)}[kind]()  # fmt: skip
     assert_bits_equal(np.load(tmp_path / "d.npy"), dgnumba.int4_gemm_nt(a, quantize(w, form), out_dtype="float32"))
 
 

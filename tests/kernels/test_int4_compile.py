@@ -46,6 +46,8 @@ SPREAD = [
     plan(256, 128, 1, fold=True),  # scales folded into the weights: no other accumulators
     plan(128, 128, 2, 2, fold=True, a_dtype="float16", zeros="integer", group=32),
     plan(64, 256, 1, fold=True, w_dtype="float4_e2m1fn", group=16, scale_dtype="float8_e4m3fn", with_alpha=True),
+    plan(128, 128, 2, a_dtype="float8_e4m3fn", a_by_row=True),  # no scales of tokens beside the accumulators
+    plan(24, 128, 2, 2, a_dtype="float8_e4m3fn", a_by_row=True, zeros="float", group=64),
 ]
 
 
@@ -118,10 +120,12 @@ FORMS = [
 def all_plans():
     """Every candidate of every form for a few problems that between them allow all tiles."""
     out = {}
-    for kind in ("bfloat16", "float16", "float8_e4m3fn", "int8"):
+    for kind in ("bfloat16", "float16", "float8_e4m3fn", "float8_e4m3fn_row", "int8"):
+        by_row = kind.endswith("_row")
         for form in FORMS:
             for m in (8, 16, 24, 32, 48, 64, 96, 128, 512):
-                problem = Int4Problem(m, 4096, 4096, kind, may_fold=kind in ("bfloat16", "float16"), **form)
+                kinds = {"a_dtype": kind.removesuffix("_row"), "a_by_row": by_row, "may_fold": kind in ("bfloat16", "float16")}
+                problem = Int4Problem(m, 4096, 4096, **kinds, **form)
                 if INT4.supports(problem, H200) is None:
                     out.update(dict.fromkeys(INT4.candidates(problem, H200)))
     return list(out)

@@ -55,7 +55,7 @@ class Int4Constants:
     unpack_bytes     cycles      the same for int8
     promotion_wide   cycles      of the schedulers for an accumulator register of a record: a multiply-add
     promotion_table  cycles      the same for e4m3, whose tokens have scales of their own: loads, a product, a multiply-add
-    promotion_bytes  cycles      the same for int8: a conversion at a quarter of the rate, a multiply-add
+    promotion_bytes  cycles      the same for int8: a conversion, in the pipe of integers, a multiply-add
     promotion_rows   cycles      the same for e4m3 by rows: a multiply-add
     fold             cycles      of the schedulers for a record's products of weights and scales, 32 instructions, and for a group's scales
     fold_sharing     -           `sharing` where scales are folded and tokens are 128 or more, which fill the time of other warpgroups' waits; of

@@ -62,6 +62,26 @@ def test_a_plan_is_for_one_sort_of_scales():
             assert validate_int4(plan, BY_ROWS, device).plan == plan
 
 
+@pytest.mark.parametrize(
+    "block_m, block_n, records, types",
+    [
+        (16, 256, 2, {"group": 32, "zeros": "integer"}),
+        (24, 256, 1, {"group": 64, "zeros": "float"}),
+        (8, 256, 4, {"group": 16}),
+        (16, 256, 4, {"group": 64, "a_by_row": True}),
+        (24, 128, 2, {"group": 16, "zeros": "integer"}),
+        (64, 64, 4, {"group": 64, "a_by_row": True}),
+        (48, 128, 4, {"zeros": "float", "a_by_row": True}),
+    ],
+)
+def test_plans_that_ptxas_spills_are_refused(block_m, block_n, records, types):
+    problem = dataclasses.replace(BY_BLOCKS, m=block_m, **types)
+    plan = Int4Plan.of(problem, sm90_int4_gemm_rules.NAME, block_m=block_m, block_n=block_n, records=records, num_stages=2)
+    with pytest.raises(PlanError, match="tables of e4m3 in the registers"):
+        validate_int4(plan, problem, H200)
+    assert sm90_int4_gemm_rules.candidates(problem, H200), "others are left"
+
+
 def test_promotion_by_the_weights_scales_alone_is_priced_lower():
     for m in (1, 64, 4096):
         rows, blocks = (dataclasses.replace(p, m=m) for p in (BY_ROWS, BY_BLOCKS))

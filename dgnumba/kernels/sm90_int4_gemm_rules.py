@@ -82,6 +82,10 @@ RULES: tuple[Rule, ...] = (
         lambda plan, _: accumulators(plan) + plan.block_m // 2 <= (128 if plan.block_n < 256 else 64 if plan.records == 1 else 40),
     ),
     (
+        "tables of e4m3 in the registers, beside the accumulators of all groups: fewer tokens, or fewer records a stage",
+        lambda plan, _: plan.a_dtype != "float8_e4m3fn" or tables_fit(plan),
+    ),
+    (
         "one record a stage for float zero points and for folded scales beside 256 rows",
         lambda plan, _: plan.block_n < 256 or plan.records == 1 or (plan.zeros != "float" and not plan.fold),
     ),
@@ -127,6 +131,22 @@ def threads(plan: Int4Plan) -> int:
 def is_batch_invariant(plan: Int4Plan) -> bool:
     """As `Int4Kernel` has it: a split adds up partial sums, whose number goes by M; weights are folded for some M, and not for others."""
     return plan.split == 1 and not plan.fold
+
+
+def tables_fit(plan: Int4Plan) -> bool:
+    """Whether ptxas keeps all of a plan for e4m3 in registers; found by compiling every one, as its own choices are not to be foreseen.
+
+    With zero points each group's two rows have tables of their own, four words each, and a stage of several records holds them while the
+    next record is unpacked. Where a token has one scale, nothing is loaded at a promotion, and more is unpacked ahead.
+    """
+    held = accumulators(plan) + plan.block_m // 2
+    if plan.records == 1:
+        return held <= 56 or plan.block_n < 256 or plan.zeros != "float"
+    is_ahead = plan.a_by_row and plan.records == 4 and (plan.record.groups > 1 or plan.zeros == "float")
+    if plan.block_n == 256:
+        tables = 8 * plan.record.groups if plan.zeros == "integer" else 0
+        return plan.group > 16 and held + tables <= 56 and (held <= 20 or not is_ahead)
+    return held <= 56 or not (is_ahead or (plan.group == 16 and plan.zeros != "none"))
 
 
 def smem(plan: Int4Plan) -> SmemMap:

@@ -48,6 +48,7 @@ SPREAD = [
     plan(64, 256, 1, fold=True, w_dtype="float4_e2m1fn", group=16, scale_dtype="float8_e4m3fn", with_alpha=True),
     plan(128, 128, 2, a_dtype="float8_e4m3fn", a_by_row=True),  # no scales of tokens beside the accumulators
     plan(24, 128, 2, 2, a_dtype="float8_e4m3fn", a_by_row=True, zeros="float", group=64),
+    plan(16, 256, 2, a_dtype="float8_e4m3fn", zeros="integer", group=64),  # the most that is held beside tables of e4m3
 ]
 
 

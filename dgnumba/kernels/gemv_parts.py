@@ -8,16 +8,21 @@ from numba import cuda
 
 from .._numba import device_function
 from ..integers import u32, u64
-from ..ptx import Fragment, Registers, memory, select, thread, unrolled
+from ..ptx import Fragment, Registers, memory, prefetch, select, thread, unrolled
 from ..ptx.addend import load_element_for
 from ..ptx.fragment import Held
 from .epilogue import STORES
 from .spec import GemmPlan
 
 
-def load_rows_for(rows: int, is_once: bool, pieces: int = 2) -> Callable[..., Any]:
-    """The operation `load(base, offsets, k)`: this lane's share of `pieces` times 64 bytes of `rows` rows, four registers each."""
+def load_rows_for(rows: int, is_once: bool, pieces: int = 2, is_first: bool = False) -> Callable[..., Any]:
+    """The operation `load(base, offsets, k)`: this lane's share of `pieces` times 64 bytes of `rows` rows, four registers each.
+
+    is_first  of what is read once: before the wait for the grid before, and to stay there
+    """
     load_16 = memory.load_global_v4_once if is_once else memory.load_global_v4
+    if is_first:
+        load_16 = prefetch.load_global_v4_once
 
     @unrolled
     def load(base: u64, offsets: Registers(rows), k: u32) -> Registers(4 * pieces * rows):  # type: ignore[valid-type]

@@ -77,6 +77,7 @@ def supports(problem: GemmProblem, device: Device) -> str | None:
 ROW_SCALES = False
 WAITS = False
 LAUNCHES_DEPENDENTS = False
+WEIGHTS_FIRST = False
 
 
 def is_batch_invariant(plan: GemmPlan) -> bool:

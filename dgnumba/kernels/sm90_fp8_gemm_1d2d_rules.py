@@ -24,6 +24,7 @@ MIN_STAGES, MAX_STAGES = 3, 16
 ROW_SCALES = True
 WAITS = True
 LAUNCHES_DEPENDENTS = False
+WEIGHTS_FIRST = False
 
 
 def supports(problem: GemmProblem, device: Device) -> str | None:

@@ -3,6 +3,7 @@
 Shapes:    as sm90_fp8_gemm_1d2d; a tile is BLOCK_N rows of B (the weights) by BLOCK_M rows of A (the tokens), BLOCK_M a multiple of 8
 Roles:     one thread of the last warp: producer (TMA); the warpgroups before it: consumers, 64 weights each
 Barriers:  full[stage]   1 arrival + bytes of B, A, SFA, SFB       producer -> consumers
+                         with `weights_first` B and SFB of the ring's first round come before the wait for the grid before, A and SFA behind it
            empty[stage]  1 arrival per consumer warp                consumers -> producer
            named 1       everyone, once: the barriers are initialised; the producer does not wait
 Tile:      for each stage of BLOCK_K / 128 blocks: all its wgmma -> wait -> release -> total += acc * (SFA of the column * SFB) for each block
@@ -89,7 +90,8 @@ def build(plan: GemmPlan) -> Built:
     EMPTY_ARRIVALS = empty_arrivals(CONSUMER_WARPS, 1)
     ACC = BLOCK_M // 2
     SLICE = -(-ACC // SPLIT)
-    ELEMENT, WITH_C, ROW_SCALES, PDL = STORES[plan.d_dtype][1], plan.with_c, plan.row_scales, plan.pdl
+    ELEMENT, WITH_C, ROW_SCALES = STORES[plan.d_dtype][1], plan.with_c, plan.row_scales
+    PDL, WEIGHTS_FIRST = plan.pdl, plan.weights_first
 
     operand = SmemDescriptor(swizzle=128)
     mma = wgmma.mma_for(plan.b_dtype, plan.a_dtype, a=operand, b=operand)
@@ -110,7 +112,53 @@ def build(plan: GemmPlan) -> Built:
         return (m + (BLOCK_M - 1)) // BLOCK_M, (n + (BLOCK_N - 1)) // BLOCK_N, first, last
 
     @device_function
-    def producer(tmap_a, tmap_b, tmap_sfa, tmap_sfb, smem, m, n, k):  # type: ignore[no-untyped-def]
+    def load_b(tmap_b, smem, full, slot, stage, n_idx):  # type: ignore[no-untyped-def]
+        # NOTE: one operation for all blocks of a stage: each costs the TMA unit some 40 ns beside its bytes (H200, 2026-11-29).
+        if BLOCKS == 1:
+            tma.load_2d(smem + B + slot.stage * B_BYTES, tmap_b, full, stage * 128, n_idx)
+        else:
+            tma.load_3d(smem + B + slot.stage * B_BYTES, tmap_b, full, u32(0), n_idx, stage * BLOCKS)
+
+    @device_function
+    def load_sfb(tmap_sfb, smem, full, slot, stage, n_idx):  # type: ignore[no-untyped-def]
+        tma.load_2d(smem + SFB + slot.stage * SFB_BYTES, tmap_sfb, full, stage * BLOCKS // 4 * 4, n_idx // 128)
+
+    @device_function
+    def load_tokens(tmap_a, tmap_sfa, smem, full, slot, stage, m_idx):  # type: ignore[no-untyped-def]
+        """A and its scales."""
+        if BLOCKS == 1:
+            tma.load_2d(smem + A + slot.stage * A_BYTES, tmap_a, full, stage * 128, m_idx)
+        else:
+            tma.load_3d(smem + A + slot.stage * A_BYTES, tmap_a, full, u32(0), m_idx, stage * BLOCKS)
+        if ROW_SCALES:
+            # NOTE: a box begins at a multiple of 16 bytes, so four blocks' scales of each token come, as of B's.
+            tma.load_2d(smem + SFA + slot.stage * SFA_BYTES, tmap_sfa, full, stage * BLOCKS // 4 * 4, m_idx)
+        else:
+            tma.load_2d(smem + SFA + slot.stage * SFA_BYTES, tmap_sfa, full, m_idx, stage * BLOCKS)
+
+    @device_function
+    def first_weights(tmap_b, tmap_sfb, smem, m, n, k):  # type: ignore[no-untyped-def]
+        """Ask for B and SFB of the ring's first round, whose stages are empty; returns for how many stages."""
+        m_blocks, n_blocks, first, last = work(m, n, k)
+        slot, asked = Slot(u32(0), u32(0)), u32(0)
+        tile = u32(cuda.blockIdx.x) // SPLIT
+        while tile < m_blocks * n_blocks and asked < NUM_STAGES:
+            n_idx = tile // m_blocks * BLOCK_N
+            stage = first
+            while stage < last and asked < NUM_STAGES:
+                full = smem + FULL + slot.stage * 8
+                mbarrier.arrive_expect_tx(full, STAGE_BYTES)
+                load_b(tmap_b, smem, full, slot, stage, n_idx)
+                load_sfb(tmap_sfb, smem, full, slot, stage, n_idx)
+                slot = next_slot(slot, NUM_STAGES)
+                asked += 1
+                stage += 1
+            tile += u32(cuda.gridDim.x) // SPLIT
+        return asked
+
+    @device_function
+    def producer(tmap_a, tmap_b, tmap_sfa, tmap_sfb, smem, m, n, k, asked):  # type: ignore[no-untyped-def]
+        """Fill stage after stage; of the first `asked` the weights are on their way."""
         m_blocks, n_blocks, first, last = work(m, n, k)
         slot = Slot(u32(0), u32(0))
         tile = u32(cuda.blockIdx.x) // SPLIT
@@ -120,20 +168,14 @@ def build(plan: GemmPlan) -> Built:
             while stage < last:
                 full = smem + FULL + slot.stage * 8
                 mbarrier.wait(smem + EMPTY + slot.stage * 8, slot.phase ^ 1)
-                mbarrier.arrive_expect_tx(full, STAGE_BYTES)
-                # NOTE: one operation for all blocks of a stage: each costs the TMA unit some 40 ns beside its bytes (H200, 2026-11-29).
-                if BLOCKS == 1:
-                    tma.load_2d(smem + B + slot.stage * B_BYTES, tmap_b, full, stage * 128, n_idx)
-                    tma.load_2d(smem + A + slot.stage * A_BYTES, tmap_a, full, stage * 128, m_idx)
+                if WEIGHTS_FIRST and asked > 0:
+                    load_tokens(tmap_a, tmap_sfa, smem, full, slot, stage, m_idx)
+                    asked -= 1
                 else:
-                    tma.load_3d(smem + B + slot.stage * B_BYTES, tmap_b, full, u32(0), n_idx, stage * BLOCKS)
-                    tma.load_3d(smem + A + slot.stage * A_BYTES, tmap_a, full, u32(0), m_idx, stage * BLOCKS)
-                if ROW_SCALES:
-                    # NOTE: a box begins at a multiple of 16 bytes, so four blocks' scales of each token come, as of B's.
-                    tma.load_2d(smem + SFA + slot.stage * SFA_BYTES, tmap_sfa, full, stage * BLOCKS // 4 * 4, m_idx)
-                else:
-                    tma.load_2d(smem + SFA + slot.stage * SFA_BYTES, tmap_sfa, full, m_idx, stage * BLOCKS)
-                tma.load_2d(smem + SFB + slot.stage * SFB_BYTES, tmap_sfb, full, stage * BLOCKS // 4 * 4, n_idx // 128)
+                    mbarrier.arrive_expect_tx(full, STAGE_BYTES)
+                    load_b(tmap_b, smem, full, slot, stage, n_idx)
+                    load_tokens(tmap_a, tmap_sfa, smem, full, slot, stage, m_idx)
+                    load_sfb(tmap_sfb, smem, full, slot, stage, n_idx)
                 slot = next_slot(slot, NUM_STAGES)
                 stage += 1
             tile += u32(cuda.gridDim.x) // SPLIT
@@ -250,9 +292,14 @@ def build(plan: GemmPlan) -> Built:
             thread.syncwarp()
             # the producer tells that the barriers stand, and does not wait for anyone: its loads start at once
             barrier.arrive(1, THREADS)
+            asked = u32(0)
+            if WEIGHTS_FIRST:
+                # NOTE: a load by TMA before the wait need not see what the grid before writes: only of weights that nobody writes (`GemmPlan`).
+                if thread.lane_idx() == 0:
+                    asked = first_weights(tmap_b, tmap_sfb, smem, m, n, k)
             thread.griddepcontrol_wait()
             if thread.lane_idx() == 0:
-                producer(tmap_a, tmap_b, tmap_sfa, tmap_sfb, smem, m, n, k)
+                producer(tmap_a, tmap_b, tmap_sfa, tmap_sfb, smem, m, n, k, asked)
             if PDL:
                 # NOTE: behind the wait, so that only one grid before the next still runs; and behind the loads, as it was measured (bench/NOTES.md).
                 thread.griddepcontrol_launch_dependents()

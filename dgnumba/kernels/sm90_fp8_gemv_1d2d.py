@@ -73,20 +73,36 @@ def build(plan: GemmPlan) -> Built:
     """The kernel `kernel(a_ptr, b_ptr, sfa_ptr, sfb_ptr, d_ptr, a_pitch, b_pitch, sfa_pitch, sfb_pitch, d_pitch, m, n, k)`; pitches are bytes."""
     BLOCK_M, BLOCK_N, WARPS, DEPTH = plan.block_m, plan.block_n, plan.warps, plan.num_stages
     GROUPS, SCALES, SUMS, SUMS_BYTES = BLOCK_M // 8, BLOCK_M // 4, BLOCK_M // 2, 64 * BLOCK_M
-    THREADS, PDL = threads(plan), plan.pdl
+    THREADS, PDL, WEIGHTS_FIRST = threads(plan), plan.pdl, plan.weights_first
 
     load_weights, load_tokens, load_scales = load_rows_for(2, is_once=True), load_rows_for(GROUPS, is_once=False), load_scales_for(SCALES)
     weight_offsets, token_offsets, scale_offsets = row_offsets_for(2), row_offsets_for(GROUPS), scale_offsets_for(SCALES)
     multiply, promote = multiply_for(BLOCK_M, plan.a_dtype), fragment.promote_columns
+    load_first_weights = load_rows_for(2, is_once=True, is_first=True)
     add_up = add_up_for(plan, THREADS)
+
+    @device_function
+    def fetch_weights(block, at):  # type: ignore[no-untyped-def]
+        return load_first_weights(at.b, at.of_weights, block * 128), memory.load_global_f32(at.sfb + u64(block) * 4)
+
+    @device_function
+    def fetch_tokens(block, at):  # type: ignore[no-untyped-def]
+        return load_tokens(at.a, at.of_tokens, block * 128), load_scales(at.sfa + u64(block) * at.sfa_pitch, at.of_scales)
 
     @device_function
     def fetch(block, at):  # type: ignore[no-untyped-def]
         """Ask for all that block `block` of K needs."""
         weights = load_weights(at.b, at.of_weights, block * 128)
-        tokens = load_tokens(at.a, at.of_tokens, block * 128)
-        scales = load_scales(at.sfa + u64(block) * at.sfa_pitch, at.of_scales)
+        tokens, scales = fetch_tokens(block, at)
         return weights, tokens, scales, memory.load_global_f32(at.sfb + u64(block) * 4)
+
+    @device_function
+    def fetch_first(block, at, weights, row_scale):  # type: ignore[no-untyped-def]
+        """The same of one of the first blocks, whose weights may be on their way."""
+        if WEIGHTS_FIRST:
+            tokens, scales = fetch_tokens(block, at)
+            return weights, tokens, scales, row_scale
+        return fetch(block, at)
 
     @device_function
     def use(total, weights, tokens, scales, row_scale):  # type: ignore[no-untyped-def]
@@ -100,14 +116,25 @@ def build(plan: GemmPlan) -> Built:
         total, block = fragment.zero(SUMS), first
         w0, t0, c0, r0 = fragment.zero_u32(16), fragment.zero_u32(BLOCK_M), fragment.zero(SCALES), np.float32(0)
         w1, t1, c1, r1, w2, t2, c2, r2, w3, t3, c3, r3 = w0, t0, c0, r0, w0, t0, c0, r0, w0, t0, c0, r0
+        # NOTE: only of weights that nobody writes: what the grid before writes such a load need not see (`GemmPlan`).
+        if WEIGHTS_FIRST and block < blocks:
+            w0, r0 = fetch_weights(block, at)
+        if WEIGHTS_FIRST and DEPTH >= 2 and block + WARPS < blocks:
+            w1, r1 = fetch_weights(block + WARPS, at)
+        if WEIGHTS_FIRST and DEPTH >= 3 and block + 2 * WARPS < blocks:
+            w2, r2 = fetch_weights(block + 2 * WARPS, at)
+        if WEIGHTS_FIRST and DEPTH >= 4 and block + 3 * WARPS < blocks:
+            w3, r3 = fetch_weights(block + 3 * WARPS, at)
+        if WEIGHTS_FIRST:
+            thread.griddepcontrol_wait()
         if block < blocks:
-            w0, t0, c0, r0 = fetch(block, at)
+            w0, t0, c0, r0 = fetch_first(block, at, w0, r0)
         if DEPTH >= 2 and block + WARPS < blocks:
-            w1, t1, c1, r1 = fetch(block + WARPS, at)
+            w1, t1, c1, r1 = fetch_first(block + WARPS, at, w1, r1)
         if DEPTH >= 3 and block + 2 * WARPS < blocks:
-            w2, t2, c2, r2 = fetch(block + 2 * WARPS, at)
+            w2, t2, c2, r2 = fetch_first(block + 2 * WARPS, at, w2, r2)
         if DEPTH >= 4 and block + 3 * WARPS < blocks:
-            w3, t3, c3, r3 = fetch(block + 3 * WARPS, at)
+            w3, t3, c3, r3 = fetch_first(block + 3 * WARPS, at, w3, r3)
         while block < blocks:
             total = use(total, w0, t0, c0, r0)
             if block + DEPTH * WARPS < blocks:
@@ -150,7 +177,8 @@ def build(plan: GemmPlan) -> Built:
             of_tokens,
             of_scales,
         )
-        thread.griddepcontrol_wait()
+        if not WEIGHTS_FIRST:
+            thread.griddepcontrol_wait()
         total = sums(warp_idx % WARPS, k // 128, at)
         if PDL:
             # NOTE: behind the wait, so that only one grid before the next still runs; and behind the loads, as it was measured (bench/NOTES.md).

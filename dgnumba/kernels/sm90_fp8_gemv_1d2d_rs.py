@@ -169,21 +169,38 @@ def build(plan: GemmPlan) -> Built:
     BLOCK_N, WARPS, DEPTH, SPLIT = plan.block_n, plan.warps, plan.num_stages, plan.cluster
     THREADS, GROUPS, SLICES, ROW_WARPS = threads(plan), warpgroups(plan), slices(plan), plan.block_n // 16
     STRIDE, SUMS, SUMS_BYTES, WORDS = GROUPS * SPLIT, plan.block_m // 2, 64 * plan.block_m, columns(plan) // 4
-    MAPPED, PDL = smem(plan), plan.pdl
+    MAPPED, PDL, WEIGHTS_FIRST = smem(plan), plan.pdl, plan.weights_first
     TOKENS, SCALES, PARTIAL, TOKENS_BYTES = (*(MAPPED[name].offset for name in ("tokens", "scales", "partial")), MAPPED["tokens"].nbytes)
 
     load_weights, load_tokens = load_rows_for(2, is_once=True), load_rows_for(WORDS // 4, is_once=False, pieces=1)
     weight_offsets, token_offsets = row_offsets_for(2), token_offsets_for(plan)
     load_scales, multiply = fragment.load_token_scales_for(plan.block_m), multiply_for(plan)
+    load_first_weights = load_rows_for(2, is_once=True, is_first=True)
     promote, add_up = fragment.promote_columns, add_up_for(plan, THREADS)
+
+    @device_function
+    def fetch_weights(step, at):  # type: ignore[no-untyped-def]
+        return load_first_weights(at.b, at.of_weights, step * (128 * SLICES)), memory.load_global_f32(at.sfb + u64(step) * (4 * SLICES))
+
+    @device_function
+    def fetch_tokens(step, at):  # type: ignore[no-untyped-def]
+        tokens = load_tokens(at.a, at.of_tokens, step * (128 * SLICES))
+        return tokens, memory.load_global_f32(at.sfa + u64(step * SLICES) * at.sfa_block)
 
     @device_function
     def fetch(step, at):  # type: ignore[no-untyped-def]
         """Ask for all that a warp needs of step `step`: SLICES blocks of K."""
         weights = load_weights(at.b, at.of_weights, step * (128 * SLICES))
-        tokens = load_tokens(at.a, at.of_tokens, step * (128 * SLICES))
-        scale = memory.load_global_f32(at.sfa + u64(step * SLICES) * at.sfa_block)
+        tokens, scale = fetch_tokens(step, at)
         return weights, tokens, scale, memory.load_global_f32(at.sfb + u64(step) * (4 * SLICES))
+
+    @device_function
+    def fetch_first(step, at, weights, row_scale):  # type: ignore[no-untyped-def]
+        """The same of one of the first steps, whose weights may be on their way."""
+        if WEIGHTS_FIRST:
+            tokens, scale = fetch_tokens(step, at)
+            return weights, tokens, scale, row_scale
+        return fetch(step, at)
 
     @device_function
     def turn(total, step, steps, weights, tokens, scale, row_scale, at):  # type: ignore[no-untyped-def]
@@ -212,12 +229,21 @@ def build(plan: GemmPlan) -> Built:
         total = fragment.zero(SUMS)
         w0, t0, c0, r0 = fragment.zero_u32(16), fragment.zero_u32(WORDS), np.float32(0), np.float32(0)
         w1, t1, c1, r1, w2, t2, c2, r2 = w0, t0, c0, r0, w0, t0, c0, r0
+        # NOTE: only of weights that nobody writes: what the grid before writes such a load need not see (`GemmPlan`).
+        if WEIGHTS_FIRST and step < steps:
+            w0, r0 = fetch_weights(step, at)
+        if WEIGHTS_FIRST and DEPTH >= 2 and step + STRIDE < steps:
+            w1, r1 = fetch_weights(step + STRIDE, at)
+        if WEIGHTS_FIRST and DEPTH >= 3 and step + 2 * STRIDE < steps:
+            w2, r2 = fetch_weights(step + 2 * STRIDE, at)
+        if WEIGHTS_FIRST:
+            thread.griddepcontrol_wait()
         if step < steps:
-            w0, t0, c0, r0 = fetch(step, at)
+            w0, t0, c0, r0 = fetch_first(step, at, w0, r0)
         if DEPTH >= 2 and step + STRIDE < steps:
-            w1, t1, c1, r1 = fetch(step + STRIDE, at)
+            w1, t1, c1, r1 = fetch_first(step + STRIDE, at, w1, r1)
         if DEPTH >= 3 and step + 2 * STRIDE < steps:
-            w2, t2, c2, r2 = fetch(step + 2 * STRIDE, at)
+            w2, t2, c2, r2 = fetch_first(step + 2 * STRIDE, at, w2, r2)
         while step < steps:
             total, w0, t0, c0, r0 = turn(total, step, steps, w0, t0, c0, r0, at)
             step += STRIDE
@@ -250,7 +276,8 @@ def build(plan: GemmPlan) -> Built:
             smem_tokens + warp // 2 * 1024 + row * 128 + ((warp % 2 * 4) ^ row) * 16 + word * 4,
             smem_scales + lane_idx * 4, smem_scales + word * 8, low_word(smem_tokens), slice_idx, group, zero,
         )  # fmt: skip
-        thread.griddepcontrol_wait()
+        if not WEIGHTS_FIRST:
+            thread.griddepcontrol_wait()
         total = sums(rank * GROUPS + group, k // (128 * SLICES), at)
         if PDL:
             # NOTE: behind the wait, so that only one grid before the next still runs; and behind the loads, as it was measured (bench/NOTES.md).

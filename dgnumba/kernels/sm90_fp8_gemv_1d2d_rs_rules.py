@@ -35,6 +35,7 @@ def supports(problem: GemmProblem, device: Device) -> str | None:
 ROW_SCALES = True
 WAITS = True
 LAUNCHES_DEPENDENTS = True
+WEIGHTS_FIRST = True
 
 
 def is_batch_invariant(plan: GemmPlan) -> bool:

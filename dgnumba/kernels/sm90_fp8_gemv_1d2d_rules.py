@@ -42,6 +42,7 @@ def supports(problem: GemmProblem, device: Device) -> str | None:
 ROW_SCALES = False
 WAITS = True
 LAUNCHES_DEPENDENTS = True
+WEIGHTS_FIRST = True
 
 
 def is_batch_invariant(plan: GemmPlan) -> bool:

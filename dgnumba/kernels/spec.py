@@ -29,6 +29,9 @@ class GemmPlan:
     with_c                     an addend is read and added before the one rounding
     row_scales                 A's scales are read as they lie in row-major memory, K contiguous, rows of whole 16 bytes; else MN-major
     pdl                        for a launch that may begin before the grid before it ends (`launched`): it lets the next begin behind its own loads
+    weights_first              of such: B and its scales of the stages that are empty at first are asked for before the grid before is waited for
+                               (griddepcontrol.wait). What that one writes such loads need not see, those of the asynchronous proxy (TMA) no more
+                               than others: right only where it writes none of them, which the caller says (`config.set_pdl`), and no plan's choice
     """
 
     kernel: str
@@ -50,13 +53,18 @@ class GemmPlan:
     with_c: bool = False
     row_scales: bool = False
     pdl: bool = False
+    weights_first: bool = False
 
     @property
     def name(self) -> str:
-        """A short name that says every choice that the problem leaves open: `256x128x128 s4 c2A warp rotate overlap`."""
+        """A short name that says every choice that the problem leaves open: `256x128x128 s4 c2A warp rotate overlap`.
+
+        Of a plan as it is launched also that its first weights wait for no grid: no name that a caller may give.
+        """
         shared = f" c{self.cluster}{self.multicast or 'K'}" if self.cluster > 1 else ""
         loop = " rotate" * self.rotate + " overlap" * self.overlap + " widen" * self.widen + (f" w{self.warps}" if self.warps else "")
-        return f"{self.block_m}x{self.block_n}x{self.block_k} s{self.num_stages}{shared} {self.epilogue}{loop}"
+        launch = " weights_first" * self.weights_first
+        return f"{self.block_m}x{self.block_n}x{self.block_k} s{self.num_stages}{shared} {self.epilogue}{loop}{launch}"
 
     @property
     def label(self) -> str:
@@ -67,7 +75,7 @@ class GemmPlan:
 _NAME = re.compile(r"(?:(sm\w+) )?(\d+)x(\d+)x(\d+) s(\d+)(?: c(\d+)([ABK]))? (\w+)((?: \w+)*?)(?: w(\d+))?")
 FROM_PROBLEM = ("with_c", "row_scales")
 """Of a plan's fields those that, beside the types, no name says: the problem decides them."""
-_SWITCHES = {field.name for field in fields(GemmPlan) if field.default is False}.difference(FROM_PROBLEM, ("pdl",))
+_SWITCHES = {field.name for field in fields(GemmPlan) if field.default is False}.difference(FROM_PROBLEM, ("pdl", "weights_first"))
 
 
 def choices_named(name: str) -> dict[str, Any]:
@@ -137,13 +145,15 @@ def changed(plan: P, **changes: Any) -> P:
     return type(plan)(**(vars(plan) | changes))
 
 
-def launched(plan: P, kernel: Any, pdl: bool) -> P:
-    """The plan that is built for a launch with `set_pdl` on, or off.
+def launched(plan: P, kernel: Any, pdl: bool, constant_weights: bool = False) -> P:
+    """The plan that is built for a launch with `set_pdl` on, or off, and with weights that the grid before writes, or does not.
 
     NOTE: a field of the plan, not an argument of the kernel: what is launched without stays as it was measured, and lets nobody begin behind it. A
     process has the one setting or the other, so that a layer has as many binaries as ever.
     """
-    return changed(plan, pdl=True) if pdl and kernel.LAUNCHES_DEPENDENTS else plan
+    if not (pdl and kernel.LAUNCHES_DEPENDENTS):
+        return plan
+    return changed(plan, pdl=True, weights_first=True) if constant_weights and kernel.WEIGHTS_FIRST else changed(plan, pdl=True)
 
 
 def most_stages(smem: Callable[[P], SmemMap], plan: P, device: Device) -> int:
@@ -158,6 +168,7 @@ class KernelSpec(Protocol):
     ROW_SCALES           whether a plan of it may read A's scales as they lie in row-major memory
     WAITS                whether it waits for the grids before it itself (griddepcontrol.wait), so that it may be launched before they end
     LAUNCHES_DEPENDENTS  whether plans of it may have `pdl`: it lets the grids behind it begin (griddepcontrol.launch_dependents)
+    WEIGHTS_FIRST        whether plans of it may have `weights_first`
     """
 
     NAME: str
@@ -165,6 +176,7 @@ class KernelSpec(Protocol):
     ROW_SCALES: bool
     WAITS: bool
     LAUNCHES_DEPENDENTS: bool
+    WEIGHTS_FIRST: bool
 
     def supports(self, problem: GemmProblem, device: Device) -> str | None:
         """None when the kernel takes the problem on the device, else the reason why not."""

@@ -1,11 +1,13 @@
-"""Prefetches into L2: what is to be loaded soon is brought near, and nothing is read into registers or shared memory.
+"""What is asked for ahead of time: prefetches into L2, which read nothing into registers or shared memory; and a load that stays where it stands.
 
 NOTE: L2 is where all of a GPU meet: a line that another kernel writes after it was prefetched is the new one there. So a prefetch may stand
-before `thread.griddepcontrol_wait`, where a load may not.
+before `thread.griddepcontrol_wait`, where a load may not, unless nobody writes what it reads.
 """
 
+import numpy as np
+
 from ..emu import cta
-from ._declare import TensorMapArg, op, u32, u64
+from ._declare import Registers, TensorMapArg, op, u32, u64
 from ._emulate import bulk_source, tma_prefetch
 
 _TENSOR = "cp.async.bulk.prefetch.tensor.{d}.L2.global.tile"
@@ -68,3 +70,18 @@ def line(address: u64) -> None:
     Emulates:  no movement; the address is checked as that of a load of one byte
     """
     cta().gmem.bytes_at(int(address), 1, 1)
+
+
+@op("ld.global.L1::no_allocate.L2::128B.v4.b32 {out}, [{address}];")
+def load_global_v4_once(address: u64) -> Registers(4):
+    """ld.global.L1::no_allocate.v4.b32 - `memory.load_global_v4_once` that stays before a wait for other grids, if it stands there.
+
+    ptxas 13.0 moves a conditional load of what nobody writes (.nc) past griddepcontrol.wait.
+
+    PTX:       ISA 9.0, "ld", ".level::eviction_priority", ".level::prefetch_size"
+    Scope:     thread
+    Args:      address  u64  global address, 16-byte aligned
+    Returns:   four u32
+    Emulates:  exactly
+    """
+    return tuple(u32(word) for word in np.frombuffer(cta().gmem.load(address, 16), np.uint32))

@@ -1,11 +1,29 @@
 """Plan -> PTX -> ptxas on a machine without a GPU: no spill, no local memory, no warning, the expected wgmmas, registers within the CTA's share."""
 
+import dataclasses
+import re
+
 import pytest
-from cases import DENSE, DENSE_BLOCK_MS, DENSE_EPILOGUES, SKINNY_RS, SWAPPED, plan, refusal, skinny, skinny_rs, swapped, with_all_stages
+from cases import (
+    DENSE,
+    DENSE_BLOCK_MS,
+    DENSE_EPILOGUES,
+    KERNEL_OF,
+    SKINNY_RS,
+    SWAPPED,
+    plan,
+    refusal,
+    skinny,
+    skinny_rs,
+    swapped,
+    with_all_stages,
+)
 from compiled_plans import Compiled, candidate_plans, chosen_plans, compile_plan, expected_wgmma, problems_with
 
 from dgnumba import _numba
-from dgnumba.assemble import find_ptxas
+from dgnumba.assemble import find_ptxas, find_tool, ptxas
+from dgnumba.kernels import GemmPlan
+from dgnumba.profile.sass import disassemble
 
 pytestmark = pytest.mark.skipif(not _numba.HAVE_NUMBA_CUDA or find_ptxas() is None, reason="needs numba-cuda and ptxas")
 
@@ -56,10 +74,18 @@ SPREAD = [
     skinny(8, 2, 16, pdl=True),
     skinny_rs(16, 3, 2, row_scales=True, pdl=True),
     skinny_rs(8, 1, 2, block_n=32, split=8, pdl=True),
+    # and to ask for its first weights before it waits
+    with_all_stages(swapped(64, 128, d_dtype="float16", with_c=True, row_scales=True, pdl=True, weights_first=True)),
+    with_all_stages(swapped(16, 64, block_k=512, pdl=True, weights_first=True)),
+    skinny(8, 2, 16, pdl=True, weights_first=True),
+    skinny_rs(16, 3, 2, row_scales=True, pdl=True, weights_first=True),
+    skinny_rs(16, 2, 4, block_n=64, pdl=True, weights_first=True),
 ]
 
 
 def name_of(chosen):
+    if not isinstance(chosen, GemmPlan):
+        return None
     more = f"-{chosen.d_dtype}" + "-c" * chosen.with_c + "-rows" * chosen.row_scales + "-pdl" * chosen.pdl
     return f"{chosen.kernel}-{chosen.name}{more}".replace("sm90_fp8_gemm_", "").replace(" ", "-")
 
@@ -73,6 +99,32 @@ def check(chosen):
 @pytest.mark.parametrize("chosen", SPREAD, ids=name_of)
 def test_a_spread_of_plans_compiles(chosen):
     check(chosen)
+
+
+@pytest.mark.skipif(find_tool("nvdisasm") is None, reason="needs nvdisasm")
+@pytest.mark.parametrize(
+    "chosen, first",
+    [
+        (swapped(16, 64, 4, block_k=512, pdl=True), 0),
+        (skinny(8, 2, 16, pdl=True), 10),
+        (skinny_rs(8, 2, 2, block_n=32, pdl=True), 10),
+        (skinny_rs(16, 2, 4, block_n=64, row_scales=True, pdl=True), 10),
+    ],
+    ids=name_of,
+)
+def test_machine_code_waits_where_the_source_does(chosen, first):
+    """Loads stay on their side of griddepcontrol.wait: all behind it, or, of the first weights, before it. ptxas may move .nc's."""
+    is_tma = chosen.kernel == SWAPPED.NAME
+    for is_first in (False, True):
+        plan_of_it = dataclasses.replace(chosen, weights_first=is_first)
+        built = KERNEL_OF[chosen.kernel].build(plan_of_it)
+        text, _ = _numba.compile_ptx(built.kernel, built.argtypes, arch="sm_90a", threads=built.threads)
+        names = re.findall(r"\b(UTMALDG|LDG|ACQBULK)\b", disassemble(ptxas(text)))
+        if is_tma:  # the consumers, and the producer, wait each
+            loads = names[names.index("UTMALDG") : len(names) - names[::-1].index("UTMALDG")]
+            assert ("ACQBULK" in loads) == is_first
+        else:
+            assert names.count("ACQBULK") == 1 and names.index("ACQBULK") == first * is_first
 
 
 def test_the_spread_is_one():

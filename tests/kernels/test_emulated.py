@@ -96,6 +96,11 @@ CASES = [
     (swapped(8, 64, split=2, block_k=256, pdl=True), 5, 70, 1024, 132),
     (skinny(8, 4, 2, pdl=True), 5, 50, 640, 132),
     (skinny_rs(16, 3, 1, block_n=64, split=2, pdl=True), 9, 70, 640, 132),
+    # and to ask for its first weights before it waits
+    (swapped(8, 64, 4, pdl=True, weights_first=True), 5, 130, 200, 2),
+    (swapped(8, 64, split=2, block_k=256, pdl=True, weights_first=True), 5, 70, 1280, 132),
+    (skinny(8, 3, 4, pdl=True, weights_first=True), 5, 50, 1152, 132),
+    (skinny_rs(16, 2, 2, block_n=64, pdl=True, weights_first=True), 9, 70, 640, 132),
     (plan(16, 16, row_scales=True), 17, 19, 1153, 1),  # ten blocks of K: of the last four that come two lie beyond it
     (plan(32, 48, d_dtype="float16", row_scales=True), 33, 50, 700, 1),
     (plan(64, 64, epilogue="warp", with_c=True, row_scales=True), 70, 136, 640, 1),

@@ -142,6 +142,7 @@ GOLDEN = {
     "mma.m16n8k64_s4": _MMA.format(k=64, acc="s32", t="s4", r=R),
     "prefetch.bulk": rf"cp\.async\.bulk\.prefetch\.L2\.global \[{RD}\], {R};",
     "prefetch.line": rf"prefetch\.global\.L2 \[{RD}\];",
+    "prefetch.load_global_v4_once": rf"ld\.global\.L1::no_allocate\.L2::128B\.v4\.b32 {{{R}, {R}, {R}, {R}}}, \[{RD}\];",
     "prefetch.tensor_2d": rf"cp\.async\.bulk\.prefetch\.tensor\.2d\.L2\.global\.tile \[{RD}, {{{R}, {R}}}\];",
     "prefetch.tensor_3d": rf"cp\.async\.bulk\.prefetch\.tensor\.3d\.L2\.global\.tile \[{RD}, {{{R}, {R}, {R}}}\];",
     "thread.redux_max": rf"redux\.sync\.max\.u32 {R}, {R}, 0xffffffff;",

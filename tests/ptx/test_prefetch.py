@@ -1,4 +1,4 @@
-"""Prefetches into L2 move nothing that a kernel could see; what they are asked for must be what a load could ask for."""
+"""Prefetches into L2 move nothing that a kernel could see; what they are asked for must be what a load could ask for. A load ahead of time is one."""
 
 import numpy as np
 import pytest
@@ -102,3 +102,17 @@ def test_a_line(data):
     for first in (-1, 256):
         with pytest.raises(OutOfBoundsError, match="1 bytes from there are in no array of the launch"):
             run(one_line, u64(data.ctypes.data + first), arrays=[data])
+
+
+def sixteen_bytes(out, address):
+    words = prefetch.load_global_v4_once(address)
+    for i in range(4):
+        out[i] = words[i]
+
+
+def test_a_load_is_one(data):
+    out = np.zeros(4, np.uint32)
+    emu.run(sixteen_bytes, 1, 1, (out, u64(data.ctypes.data + 32)), arrays=[data])
+    assert out.tobytes() == data[32:48].tobytes()
+    with pytest.raises(OutOfBoundsError, match="16 bytes from there are in no array of the launch"):
+        emu.run(sixteen_bytes, 1, 1, (out, u64(data.ctypes.data + 256)), arrays=[data])

@@ -26,6 +26,7 @@ _HOME = {
     "fp8_gemm_nt": "api",
     "gemm_reference": "quant",
     "get_batch_invariant": "config",
+    "get_constant_weights": "config",
     "get_exact_weights": "config",
     "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor": "layouts",
     "get_mn_major_tma_aligned_packed_ue8m0_tensor": "scale_moves",
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     from .casts import per_token_cast_to_fp8 as per_token_cast_to_fp8
     from .casts import quantize as quantize
     from .config import get_batch_invariant as get_batch_invariant
+    from .config import get_constant_weights as get_constant_weights
     from .config import get_exact_weights as get_exact_weights
     from .config import get_num_sms as get_num_sms
     from .config import get_pdl as get_pdl

@@ -89,7 +89,9 @@ def warmup(
             problem = GemmProblem(m, n, k, a_dtype, b_dtype, d_dtype, with_c=with_c, row_scales=row_scales)  # type: ignore[arg-type]
             problem = planning.as_taken(problem, planned_for)
             for plan in needed(problem, planned_for, len(extents) == 2, settings.batch_invariant):
-                needed_by = kernels.setdefault(launched(plan, planning.kernel_named(plan.kernel), settings.pdl), [])
+                needed_by = kernels.setdefault(
+                    launched(plan, planning.kernel_named(plan.kernel), settings.pdl, settings.constant_weights), []
+                )
                 if extents not in needed_by:
                     needed_by.append(extents)
         moves[LayoutPlan("turn", has_readable_rows, True)] = None

@@ -210,7 +210,7 @@ def _run_on_gpu(operands: Operands, plan: GemmPlan | str | None, check: bool | N
             device = Device.numbered(index)
             choice = _choose(operands, plan, device, settings)
             laid = _lay_out(operands, choice.plan, handle)
-            launch = prepared(choice, laid, settings.limited(device), settings.pdl)
+            launch = prepared(choice, laid, settings.limited(device), settings.pdl, settings.constant_weights)
             launch(laid, handle)
             _finish(laid)
             if plan is None and c is None and _is_e4m3(operands):
@@ -251,6 +251,8 @@ class Explanation:
     choice: Choice
     built: Built
     resources: str
+    launched: GemmPlan | None = None
+    """The plan as it is built: of a launch that begins early it says more than the choice."""
 
     def __str__(self) -> str:
         p, plan, est = self.operands.problem, self.choice.plan, self.choice.estimate
@@ -264,6 +266,7 @@ class Explanation:
             f"plan       {plan.kernel}: tile {plan.block_m}x{plan.block_n}x{plan.block_k}, {plan.num_stages} stages, "
             + _shared(plan) + "widened to float16, " * plan.widen + "row-major scales, " * plan.row_scales
             + f"{plan.epilogue} epilogue; plan={plan.name!r}",
+            *_early(self.launched),
             f"why        {tiles} tiles on {slots} of {self.device.num_sms} multiprocessors ({self.device.name}): {-(-tiles // slots)} waves; "
             f"{est.total:.1f} us expected, bound by {est.bound} (tensor {est.tensor:.1f}, loads {est.load:.1f}, L2 {est.l2:.1f}, "
             f"memory {est.memory:.1f}, epilogues {est.epilogue:.1f}, launch {est.launch:.1f})",
@@ -291,6 +294,13 @@ def _shared(plan: GemmPlan) -> str:
     return f"clusters of {plan.cluster} sharing {plan.multicast}, " if plan.multicast else f"K split over clusters of {plan.cluster}, "
 
 
+def _early(launched: GemmPlan | None) -> list[str]:
+    if launched is None or not launched.pdl:
+        return []
+    ask = "asks for its first weights, then waits for that one" if launched.weights_first else "waits for that one"
+    return [f"launch     begins as the kernel before it ends, {ask}, and lets the next begin behind its loads; built as {launched.name!r}"]
+
+
 def explain(a: Any, b: Any, d: Any = None, c: Any = None, *, check: bool | None = None, plan: GemmPlan | str | None = None) -> Explanation:
     """What `fp8_gemm_nt` would do with these arguments, and why; `print` it. Compiles the kernel and lays the operands out, but multiplies nothing.
 
@@ -304,9 +314,10 @@ def explain(a: Any, b: Any, d: Any = None, c: Any = None, *, check: bool | None 
     settings = config.current()
     device = settings.limited(Device.of(operands.a))
     choice = _choose(operands, plan, device, settings)
-    launched = Launched.of(choice, settings.pdl)
+    laid = _lay_out(operands, choice.plan)
+    launched = Launched.of(choice, settings.pdl, settings.constant_weights and laid.has_callers_weights)
     built = built_kernel(launched)
-    return Explanation(operands, _lay_out(operands, choice.plan).copies, device, choice, built, resources_of(launched, built, device))
+    return Explanation(operands, laid.copies, device, choice, built, resources_of(launched, built, device), launched.plan)
 
 
 def resources_of(choice: Planned, built: Built, device: Device) -> str:

@@ -1,7 +1,8 @@
 """What holds for every product of this process, FP8 or INT4, until it is set anew: named as DeepGEMM names it.
 
     set_num_sms           multiprocessors that kernels are planned for and launched on: others are left to other work
-    set_pdl               kernels may begin while the one before them in the stream still ends (programmatic dependent launch)
+    set_pdl               kernels may begin while the one before them in the stream still ends (programmatic dependent launch), and may or may not
+                          ask for their first weights then
     set_batch_invariant   only plans that give a row of D the same bits whatever the other rows and their number
     set_exact_weights     only plans that round no weight of 4 bits
 
@@ -19,10 +20,11 @@ from .errors import ProblemError
 
 
 class Settings(NamedTuple):
-    """What a call reads: as `set_num_sms` (None: all), `set_pdl`, `set_batch_invariant` and `set_exact_weights` left it."""
+    """What a call reads: as `set_num_sms` (None: all), `set_pdl` (two of them), `set_batch_invariant` and `set_exact_weights` left it."""
 
     num_sms: int | None = None
     pdl: bool = False
+    constant_weights: bool = False
     batch_invariant: bool = False
     exact_weights: bool = False
 
@@ -63,7 +65,7 @@ def get_num_sms() -> int:
     return _settings.limited(Device.current()).num_sms
 
 
-def set_pdl(enabled: bool) -> None:
+def set_pdl(enabled: bool, *, constant_weights: bool = False) -> None:
     """Launch GEMM kernels, from the next call on, so that they may begin while the kernel before them in the stream still ends.
 
     They wait for its results before they read memory; kernels that do not wait of themselves (those for every GPU from sm_80 on) are launched as
@@ -72,13 +74,33 @@ def set_pdl(enabled: bool) -> None:
     The kernels for few tokens, FP8 and INT4, let the kernel behind them begin once they have asked for their last weights (others, as their
     CTAs end). They are other binaries than those without, which `warmup` compiles where this is set before. A kernel of yours that is launched to
     begin early behind one of these must wait too (`griddepcontrol.wait`).
+
+    Args:
+        enabled: whether they may.
+        constant_weights: a promise of yours: when a product is called, or a graph that holds it is launched, the host has waited for what wrote
+            B and its scales, and nothing writes them until the product has ended. The FP8 kernels for few tokens then ask for the first of them
+            before they wait for the kernel before them: such loads need not see what that one writes, and are not repeated. Where a call copies
+            B or unpacks its scales first, its kernel waits as ever, and so do all other kernels, INT4's among them. These are other binaries
+            again. The promise holds until `set_pdl` is called without it.
+
+    Raises `ProblemError` for what is no bool, and for the promise where `enabled` is False.
     """
-    _change(pdl=_switch("enabled", enabled))
+    enabled, constant_weights = _switch("enabled", enabled), _switch("constant_weights", constant_weights)
+    if constant_weights and not enabled:
+        raise ProblemError(
+            "constant_weights: expected False where enabled is False: nothing then begins before the kernel before has ended"
+        )
+    _change(pdl=enabled, constant_weights=constant_weights)
 
 
 def get_pdl() -> bool:
     """Whether `set_pdl` is on."""
     return _settings.pdl
+
+
+def get_constant_weights() -> bool:
+    """Whether `set_pdl` was told that nobody writes the weights."""
+    return _settings.constant_weights
 
 
 def set_batch_invariant(enabled: bool) -> None:

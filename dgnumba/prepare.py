@@ -110,7 +110,7 @@ def prepare_fp8_gemm_nt(a: Any, b: Any, d: Any, *, plan: GemmPlan | str | None =
     with launching.ordered(index, handle):
         choice = _choose(operands, plan, device, settings)
         laid = _lay_out(operands, choice.plan, handle)
-        launch = prepared(choice, laid, settings.limited(device), settings.pdl)
+        launch = prepared(choice, laid, settings.limited(device), settings.pdl, settings.constant_weights)
     is_cupys = all(type(x) is sys.modules["cupy"].ndarray for x in arrays)
     call = QuickCall(launch, laid, index) if is_cupys and not laid.copies else None
     types = operands.problem.a_dtype, operands.problem.b_dtype

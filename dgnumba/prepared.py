@@ -60,9 +60,9 @@ class Launched(NamedTuple):
     kernel: Any
 
     @classmethod
-    def of(cls, choice: Planned, pdl: bool) -> Launched:
-        """For a launch with `set_pdl` on, or off."""
-        return cls(launched(choice.plan, choice.kernel, pdl), choice.kernel)
+    def of(cls, choice: Planned, pdl: bool, constant_weights: bool = False) -> Launched:
+        """For a launch with `set_pdl` on, or off; with weights that nobody writes, or not."""
+        return cls(launched(choice.plan, choice.kernel, pdl, constant_weights), choice.kernel)
 
 
 def built(choice: Planned) -> Built:
@@ -87,14 +87,14 @@ def program(choice: Planned, device: Device) -> launching.Program:
 class PreparedLaunch:
     """The launch of one plan on laid-out operands of one form: extents, strides, types and GPU."""
 
-    def __init__(self, choice: Choice, laid: LaidOut, device: Device, pdl: bool) -> None:
+    def __init__(self, choice: Choice, laid: LaidOut, device: Device, pdl: bool, constant_weights: bool = False) -> None:
         kernel, plan = choice.kernel, choice.plan
         grid, smem = kernel.grid(plan, laid.problem, device), kernel.smem(plan)
         shape = launching.LaunchShape(
             (grid, 1, 1), (kernel.threads(plan), 1, 1), smem.launch_bytes, (plan.cluster, 1, 1), pdl and kernel.WAITS
         )
         assert device.index is not None
-        self.launcher = program(Launched.of(choice, pdl), device).launcher(device.index, shape)
+        self.launcher = program(Launched.of(choice, pdl, constant_weights), device).launcher(device.index, shape)
         args = kernel.bind(plan, laid)
         self.encoders = tuple(launching.encoder(x) for x in args if getattr(x, "is_tensor_map", False))
         self.sources, self.pointers = kernel.mapped_arrays(plan), kernel.pointers(plan)
@@ -112,13 +112,14 @@ class PreparedLaunch:
         return [*[at[name] for name in self.pointers], *self.rest], maps
 
 
-def prepared(choice: Choice, laid: LaidOut, device: Device, pdl: bool = False) -> PreparedLaunch:
+def prepared(choice: Choice, laid: LaidOut, device: Device, pdl: bool = False, constant_weights: bool = False) -> PreparedLaunch:
     """The prepared launch for operands of this form; made once."""
+    constant_weights = constant_weights and laid.has_callers_weights
     arrays = (laid.a, laid.b, laid.sfa, laid.sfb, laid.d, laid.addend)
-    key = (choice.plan, device.index, device.num_sms, pdl, *((x.shape, x.strides) for x in arrays))
+    key = (choice.plan, device.index, device.num_sms, pdl, constant_weights, *((x.shape, x.strides) for x in arrays))
     found = _prepared.get(key)
     if found is None:
-        found = PreparedLaunch(choice, laid, device, pdl)
+        found = PreparedLaunch(choice, laid, device, pdl, constant_weights)
         if len(_prepared) >= _KEPT:
             _prepared.clear()
         _prepared[key] = found

@@ -117,6 +117,28 @@ def test_explain_tells_how_scales_are_read(monkeypatch):
     assert all(f"{label} " in text for label in shown[1:])
 
 
+def test_explain_tells_how_a_launch_begins(monkeypatch):
+    """The plan that is built says more than the one that is chosen, where `set_pdl` is on."""
+    monkeypatch.setattr(Device, "current", classmethod(lambda cls: H200))
+    monkeypatch.setattr(api, "resources_of", lambda *args: "not asked for")
+    (a, sfa), (b, sfb) = ones(8, 2112, 1024)
+    said = []
+    for settings in (config.Settings(), config.Settings(pdl=True), config.Settings(pdl=True, constant_weights=True)):
+        monkeypatch.setattr(config, "_settings", settings)
+        explained = api.explain((a, sfa), (b, sfb))
+        said.append([line for line in str(explained).splitlines() if line.startswith("launch")])
+        name = explained.choice.plan.name
+    begin, end = (
+        "launch     begins as the kernel before it ends, ",
+        "waits for that one, and lets the next begin behind its loads; built as ",
+    )
+    assert said == [[], [f"{begin}{end}{name!r}"], [f"{begin}asks for its first weights, then {end}{name + ' weights_first'!r}"]]
+    assert "weights_first" not in str(api.explain((a, sfa), (np.asfortranarray(b), sfb))), "a copy is what the kernel before has written"
+    assert not any(line.startswith("launch") for line in str(api.explain(*ones(4096, 4096, 512))).splitlines()), (
+        "the kernel for many tokens"
+    )
+
+
 @pytest.mark.parametrize("pdl", [False, True])
 def test_explain_tells_of_the_kernel_that_calls_launch(pdl, monkeypatch):
     """Of the one that is built for an early begin where `set_pdl` asks for it: registers of another binary would be nobody's."""

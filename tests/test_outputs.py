@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
-from cases import H200, KERNEL_OF, expected_of, plan, portable, skinny, swapped, whole_rows
+from cases import H200, KERNEL_OF, expected_of, plan, portable, skinny, skinny_rs, swapped, whole_rows
 
 import dgnumba
 from dgnumba import api, config, emulated, prepared
@@ -38,7 +38,7 @@ def settings(monkeypatch):
     before = config.current()
     yield
     dgnumba.set_num_sms(before.num_sms)
-    dgnumba.set_pdl(before.pdl)
+    dgnumba.set_pdl(before.pdl, constant_weights=before.constant_weights)
     dgnumba.set_batch_invariant(before.batch_invariant)
 
 
@@ -240,6 +240,25 @@ def test_settings_are_as_they_were_set():
     assert dgnumba.get_num_sms() == everything, "a GPU has what it has"
 
 
+def test_a_promise_holds_until_set_pdl_is_called_without_it():
+    assert dgnumba.get_constant_weights() is False
+    dgnumba.set_pdl(True, constant_weights=True)
+    assert (dgnumba.get_pdl(), dgnumba.get_constant_weights()) == (True, True)
+    dgnumba.set_pdl(True)
+    assert (dgnumba.get_pdl(), dgnumba.get_constant_weights()) == (True, False)
+    dgnumba.set_pdl(True, constant_weights=True)
+    for arguments, words in (
+        ((False, True), "constant_weights: expected False where enabled is False: nothing then begins before the kernel before has ended"),
+        ((True, "constant"), "constant_weights: expected True or False, got 'constant'"),
+        ((1, True), "enabled: expected True or False, got 1"),
+    ):
+        with pytest.raises(ProblemError, match=words):
+            dgnumba.set_pdl(arguments[0], constant_weights=arguments[1])
+        assert (dgnumba.get_pdl(), dgnumba.get_constant_weights()) == (True, True), "refused, so nothing has changed"
+    dgnumba.set_pdl(False)
+    assert (dgnumba.get_pdl(), dgnumba.get_constant_weights()) == (False, False)
+
+
 @pytest.mark.parametrize("bad", [0, -1, 1.5, True, "8"])
 def test_a_bad_count_is_refused(bad):
     dgnumba.set_num_sms(7)
@@ -293,6 +312,35 @@ def test_only_kernels_that_wait_are_launched_early(monkeypatch, chosen, is_depen
         prepared.PreparedLaunch(SimpleNamespace(kernel=KERNEL_OF[chosen.kernel], plan=chosen), lay_out(operands), device, pdl)
     assert [shape.pdl for shape in shapes] == [is_dependent, False]
     assert built == [dataclasses.replace(chosen, pdl=KERNEL_OF[chosen.kernel].LAUNCHES_DEPENDENTS), chosen]
+
+
+WEIGHTS = {
+    "the caller's": (True, lambda b, sfb: (b, sfb)),
+    "B copied": (False, lambda b, sfb: (np.asfortranarray(b), sfb)),
+    "its scales copied": (False, lambda b, sfb: (b, np.asfortranarray(sfb))),
+    "its scales unpacked": (False, lambda b, sfb: (b, np.full((len(sfb), 2), 0x7F7F7F7F, np.int32))),
+}
+
+
+@pytest.mark.parametrize("is_callers, weights", WEIGHTS.values(), ids=WEIGHTS)
+@pytest.mark.parametrize("chosen", [swapped(8, 64), skinny(8, 1, 2), skinny_rs(8, 1, 1, block_n=64)], ids=lambda chosen: chosen.kernel)
+def test_first_weights_wait_where_the_call_itself_makes_them(monkeypatch, chosen, is_callers, weights):
+    """A copy of B, or scales that are unpacked, come from the kernel before: loaded before the wait they would be what lay there earlier."""
+    (a, sfa), b = ones(8, 256, 1024)
+    shapes, built = [], []
+    record = SimpleNamespace(launcher=lambda index, shape: shapes.append(shape))
+    monkeypatch.setattr(prepared, "program", lambda choice, device: built.append(choice.plan) or record)
+    monkeypatch.setattr(prepared.launching, "encoder", lambda descriptor: None)
+    monkeypatch.setattr(prepared, "_prepared", {})
+    choice, device = SimpleNamespace(kernel=KERNEL_OF[chosen.kernel], plan=chosen), dataclasses.replace(H200, index=0)
+    # rows of A whose pitch no TMA takes: a copy of A's is none of the weights'
+    laid = api._lay_out(check_fp8_gemm_nt((np.asfortranarray(a), sfa), weights(*b), np.zeros((8, 256), "bfloat16"), None), chosen)
+    assert laid.has_callers_weights is is_callers and any(words.startswith("a:") for words in laid.copies)
+    for pdl, constant in ((True, True), (True, False), (False, False), (True, True)):
+        prepared.prepared(choice, laid, device, pdl, constant)
+    early = [dataclasses.replace(chosen, pdl=True, weights_first=True)] * is_callers
+    assert built == [*early, dataclasses.replace(chosen, pdl=True), chosen], "each form once"
+    assert all(shape.pdl == plan_.pdl for shape, plan_ in zip(shapes, built, strict=True))
 
 
 # Batch invariance

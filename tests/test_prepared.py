@@ -236,11 +236,12 @@ def test_other_settings_and_forgotten_choices_go_the_whole_way(operands):
     _, _, (x, sfx, y, sfy, d), _ = operands
     for _ in range(3):
         assert prepared.quick((x, sfx), (y, sfy), d, None)
-    config.set_pdl(True)
-    try:
-        assert not prepared.quick((x, sfx), (y, sfy), d, None)
-    finally:
-        config.set_pdl(False)
+    for constant_weights in (False, True):
+        config.set_pdl(True, constant_weights=constant_weights)
+        try:
+            assert not prepared.quick((x, sfx), (y, sfy), d, None)
+        finally:
+            config.set_pdl(False)
     assert prepared.quick((x, sfx), (y, sfy), d, None)
     prepared.forget_choices()
     assert not prepared.quick((x, sfx), (y, sfy), d, None)

@@ -27,7 +27,7 @@ class LaidOut:
     sfb     float32 [N/128, K/128], K contiguous
     d       [M, N or a little more], N contiguous; `target` is the caller's, to which the first N columns are copied when it is another
     c       None, or what is added to the product before the one rounding: [M, N or a little more], N contiguous; it may be `d`
-    copies  what had to be copied, in words
+    copies  what had to be copied, in words: the array's name, a colon, and how
     """
 
     problem: GemmProblem
@@ -44,6 +44,11 @@ class LaidOut:
     def addend(self) -> Any:
         """C, or D where the kernel adds none: it is given an address all the same."""
         return self.c if self.problem.with_c else self.d
+
+    @property
+    def has_callers_weights(self) -> bool:
+        """Whether B and its scales are read where the caller has them: nothing of them was made for this call."""
+        return not any(copy.startswith(("b:", "sfb:")) for copy in self.copies)
 
 
 def lay_out(operands: Operands) -> LaidOut:

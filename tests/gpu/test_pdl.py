@@ -93,3 +93,62 @@ def test_tokens_that_the_kernel_before_writes(cupy, rng, tokens, width):
     config.set_pdl(True)
     for _ in range(3):
         assert_bits_equal(chain(), expected)
+
+
+CONSTANT = {chosen.kernel + " " + chosen.name: chosen for chosen in (*PLANS, swapped(8, 64, 16), skinny(8, 4, 1), skinny_rs(8, 3, 1))}
+
+
+@pytest.mark.parametrize("name", CONSTANT, ids=lambda name: name.replace(" ", "-"))
+def test_first_weights_do_not_wait_and_tokens_do(cupy, rng, name):
+    """Products with weights that stand, each behind one that writes its tokens, or their scales, anew."""
+    chosen, tokens, width, k_blocks = CONSTANT[name], 8, K // 2, K // 128
+    one = cupy.ones((1, tokens), cupy.float32).T
+    a = cupy.zeros((tokens, 128), cupy.uint8)
+    a[:, 0] = cupy.arange(tokens, dtype=cupy.uint8) // 2 * 8 + 0x30  # powers of two: D's rows are multiples of the weights' first column
+    columns = cupy.asarray(rng.integers(0, 6, (2, ROUNDS, width)) * 8 + 0x30, cupy.uint8)
+    writers = cupy.zeros((2, ROUNDS, width, 128), cupy.uint8)
+    writers[..., 0] = columns
+    ones = cupy.ones((-(-width // 128), 4), cupy.float32)[:, :1]
+    w = cupy.asarray(rng.integers(0, 0x70, (N, K)), cupy.uint8)
+    sfw = cupy.asarray(rng.integers(1, 5, (N // 128, k_blocks)), cupy.float32)
+    x = cupy.zeros((tokens, width), cupy.uint16)  # bfloat16, whose bytes are codes, none of them NaN
+    as_codes = x.view(cupy.uint8)
+    scales = cupy.zeros((k_blocks, tokens), cupy.float32)
+    cupy.cuda.Device().synchronize()
+
+    def chain():
+        outs = cupy.zeros((ROUNDS, 2, tokens, N), cupy.uint16)
+        scales[...] = 1
+        for new_tokens, new_scales, (first, second) in zip(*writers, outs):
+            api.fp8_gemm_nt((a, one), (new_tokens, ones), x)
+            api.fp8_gemm_nt((as_codes, scales.T), (w, sfw), first, plan=chosen)
+            api.fp8_gemm_nt((a[:k_blocks], one[:k_blocks]), (new_scales[:tokens], ones[:1]), scales)
+            api.fp8_gemm_nt((as_codes, scales.T), (w, sfw), second, plan=chosen)
+        return outs.get()
+
+    expected = chain()
+    assert len({out.tobytes() for pair in expected for out in pair}) == 2 * ROUNDS, "tokens and scales differ from round to round"
+    config.set_pdl(True, constant_weights=True)
+    for _ in range(3):
+        assert_bits_equal(chain(), expected)
+
+
+def test_scales_that_a_call_unpacks_are_waited_for(cupy, rng):
+    """Packed scales of B, others each time: a kernel of the call's own writes what the product reads."""
+    tokens, words = 8, K // 512
+    x, w = (cupy.asarray(rng.integers(0, 0x70, (rows, K)), cupy.uint8) for rows in (tokens, N))
+    sfx = dgnumba.get_mn_major_tma_aligned_tensor(cupy.ones((tokens, K // 128), cupy.float32))
+    packed = cupy.asarray(rng.integers(120, 135, (ROUNDS, N // 128, words, 4)).astype(np.uint8)).view(cupy.int32)[..., 0]
+    cupy.cuda.Device().synchronize()
+
+    def chain():
+        outs = cupy.zeros((ROUNDS, tokens, N), cupy.uint16)
+        for sfw, out in zip(packed, outs):
+            api.fp8_gemm_nt((x, sfx), (w, sfw), out)
+        return outs.get()
+
+    expected = chain()
+    assert len({out.tobytes() for out in expected}) == ROUNDS, "scales differ from round to round"
+    config.set_pdl(True, constant_weights=True)
+    for _ in range(3):
+        assert_bits_equal(chain(), expected)

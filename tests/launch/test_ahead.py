@@ -117,10 +117,12 @@ def test_kernels_are_those_that_calls_take_under_the_settings(uncompiled, monkey
 def test_kernels_that_begin_early_are_compiled_where_calls_will_ask_for_them(uncompiled, monkeypatch):
     """As many as without: a layer does not get both."""
     without = dgnumba.warmup([(576, 7168)], device="h200").kernels
-    monkeypatch.setattr(config, "_settings", config.Settings(pdl=True))
-    warmed = dgnumba.warmup([(576, 7168)], device="h200").kernels
-    assert list(warmed) == [launched(plan, KERNEL_OF[plan.kernel], True) for plan in without]
-    assert {plan.pdl for plan in warmed} == {True, False}, "the kernel for many tokens lets nobody begin early"
+    for constant in (False, True):
+        monkeypatch.setattr(config, "_settings", config.Settings(pdl=True, constant_weights=constant))
+        warmed = dgnumba.warmup([(576, 7168)], device="h200").kernels
+        assert list(warmed) == [launched(plan, KERNEL_OF[plan.kernel], True, constant) for plan in without]
+        assert {plan.pdl for plan in warmed} == {True, False}, "the kernel for many tokens lets nobody begin early"
+        assert {plan.weights_first for plan in warmed if plan.pdl} == {constant}
 
 
 def test_a_layer_held_to_five_gets_five(uncompiled):

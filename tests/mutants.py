@@ -130,6 +130,11 @@ TRIALS = {
         Product(swapped(8, 64, block_k=256, row_scales=True), 9, 64, 1152, 1),
         Product(swapped(8, 64, split=2, with_c=True, row_scales=True), 9, 72, 640, 132, margin=0),
         Product(swapped(8, 64, with_c=True), 9, 72, 640, 132, margin=0),
+        # the ring's first round ends within a tile, with the second, and behind all
+        Product(swapped(8, 64, 3, pdl=True, weights_first=True), 8, 130, 600, 1),
+        Product(swapped(8, 64, 4, pdl=True, weights_first=True), 8, 130, 200, 1),
+        Product(swapped(8, 64, 4, pdl=True, weights_first=True), 5, 67, 200, 132),
+        Product(swapped(8, 64, block_k=256, pdl=True, weights_first=True), 8, 130, 768, 1),
     ],
     SKINNY.NAME: [
         Product(skinny(8, 2, 2), 5, 50, 640, 132),
@@ -138,6 +143,8 @@ TRIALS = {
         # every number of blocks of K from none for a warp to a second round of all that are on their way
         Several(tuple(Product(skinny(8, 4, 1), 3, 16, 128 * blocks, 132) for blocks in range(1, 8))),
         Product(skinny(8, 1, 2), 3, 16, 128, 132),
+        Several(tuple(Product(skinny(8, 4, 1, pdl=True, weights_first=True), 3, 16, 128 * blocks, 132) for blocks in range(1, 8))),
+        Product(skinny(8, 1, 2, pdl=True, weights_first=True), 3, 16, 128, 132),
     ],
     SKINNY_RS.NAME: [
         Product(skinny_rs(16, 1, 2, block_n=64), 9, 70, 640, 132),
@@ -149,6 +156,8 @@ TRIALS = {
         Product(skinny_rs(16, 1, 2, block_n=64), 3, 16, 128, 132),
         Product(skinny_rs(16, 1, 4, block_n=64), 3, 16, 1024, 132),
         Product(skinny_rs(16, 1, 1, block_n=64, split=2), 9, 70, 640, 132),
+        Several(tuple(Product(skinny_rs(16, 3, 1, block_n=64, pdl=True, weights_first=True), 3, 16, 128 * n, 132) for n in range(1, 6))),
+        Product(skinny_rs(16, 1, 2, block_n=64, pdl=True, weights_first=True), 3, 16, 128, 132),
     ],
     PORTABLE.NAME: [
         Product(portable("float8_e4m3fn", 16, 64), 16, 60, 640, 132),

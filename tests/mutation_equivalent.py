@@ -7,6 +7,8 @@ _LOADS_HOLD = "the predicate of loads that have no form without one: behind the 
 _PAST_K = "blocks past the end of K are copies of nothing: zeros into a stage that nobody reads any more"
 
 _FREES = "gives operand registers back, of which the emulator has any number; the sums are waited for behind the last record"
+_FEWER = "fewer stages whose weights come early: the producer asks for the others as ever"
+_NO_TILE = "goes on to a tile more, of which the loop in it asks for no stage"
 
 EQUIVALENT: dict[str, str] = {
     "int4_fold.stage_folded: drop wait: wgmma.wait #0": _FREES,
@@ -29,6 +31,12 @@ EQUIVALENT: dict[str, str] = {
     "sm90_fp8_gemm_1d2d_swap_ab.multiply: wait count: wgmma.wait +1 #2": "the wait before it has waited for the only group",
     "sm90_fp8_gemm_1d2d_swap_ab.multiply: wait count: wgmma.wait +1 #3": "the wait before it has waited for the only group",
     "sm90_fp8_gemm_1d2d_swap_ab.kernel: drop barrier: thread.syncwarp #0": _RECONVERGES,
+    "sm90_fp8_gemm_1d2d_swap_ab.first_weights: phase: the first Slot #0": "of these slots only the stage is used: nobody waits in the first round",
+    "sm90_fp8_gemm_1d2d_swap_ab.first_weights: stage count: NUM_STAGES -1 #0": _FEWER,
+    "sm90_fp8_gemm_1d2d_swap_ab.first_weights: stage count: NUM_STAGES -1 #1": _FEWER,
+    "sm90_fp8_gemm_1d2d_swap_ab.first_weights: stage count: NUM_STAGES +1 #0": _NO_TILE,
+    "sm90_fp8_gemm_1d2d_swap_ab.first_weights: edge: asked < NUM_STAGES #0": _NO_TILE,
+    "sm90_fp8_gemm_1d2d_swap_ab.first_weights: stage count: NUM_STAGES +1 #2": "it moves on NUM_STAGES times at most; nobody looks at the last",
     "sm90_int4_gemm.produce: drop barrier: thread.syncwarp #0": _RECONVERGES,
     "int4_gemv_parts.loaded: drop predicate: memory.load_global_u*_if #*": _LOADS_HOLD,
     "sm90_int4_gemv.fetch: edge: record < records #1": _LOADS_HOLD,

@@ -5,6 +5,7 @@ Roles:     every warp the same: it has 16 of the tile's rows, and each WARPS-th 
            same time, from L1 all but the first
 Barriers:  one __syncthreads, before the warps' sums are added
 Tile:      NUM_STAGES blocks of K are asked for; then, one by one: mma.sync -> total += acc * (SFA of the column * SFB) -> ask for another
+Grid:      behind the wait for the grid before; with `weights_first` the weights and scales of the first blocks are asked for before it
 Budget:    registers on their way: what counts is bytes, and nothing that stands before the first of them: no tensor map, no barrier, no ring
 Order:     a tile's sums are added in the order of the warps, so that a result has the same bits every run
 Follows:   nobody; the lanes' layout is that of mma.sync (PTX ISA 9.0, "mma.m16n8k32") with K permuted, see `gemv_parts.load_rows_for`

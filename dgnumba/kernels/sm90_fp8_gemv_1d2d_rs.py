@@ -9,6 +9,7 @@ Barriers:  named 1 + group  a warpgroup's threads, each step: its tokens are wri
 Tile:      NUM_STAGES steps are asked for; then, step by step: tokens to shared memory -> ask for another -> 4 wgmma -> wait ->
            total += acc * (SFA of the column * SFB)
 Split:     SPLIT CTAs of a cluster share a tile, each every so many-th step
+Grid:      as sm90_fp8_gemv_1d2d
 Budget:    registers on their way, as in sm90_fp8_gemv_1d2d; the tensor cores have three times what SLICES = 4 and 16 tokens ask of them
 Order:     K is permuted within 64 (`gemv_parts.load_rows_for`): a lane's 16 bytes are words of two instructions, and tokens are written to
            shared memory in the same order. A block's sum is therefore cut at other places than where K is in order, and may differ from

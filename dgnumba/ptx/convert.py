@@ -8,7 +8,7 @@ import numpy as np
 
 from ..arithmetic import fma32
 from ..dtypes import DTYPES
-from ._declare import Fragment, Registers, f32, op, u32
+from ._declare import Fragment, Imm, Registers, f32, op, u32
 
 
 @op("cvt.rn.bf16x2.f32 {out}, {high}, {low};", pure=True)
@@ -90,6 +90,23 @@ def e4m3x4_to_f16x4(codes: u32) -> Registers(2):
     """
     halves, (x0, x1, x2, x3) = _e4m3_as_f16(), int(codes).to_bytes(4, "little")
     return u32(halves[x0] | halves[x1] << 16), u32(halves[x2] | halves[x3] << 16)
+
+
+@op(
+    "{{ .reg .b16 low, high; mov.b32 {{low, high}}, {codes}; cvt.rn.f16x2.e4m3x2 {out[0]}, low; cvt.rn.f16x2.e4m3x2 {out[1]}, high; }}",
+    pure=True,
+)
+def cvt_e4m3x4_to_f16x4(codes: u32) -> Registers(2):
+    """cvt.rn.f16x2.e4m3x2 - four e4m3 to four float16, exactly; NaN becomes a NaN.
+
+    PTX:       ISA 9.0, "cvt"; sm_89+
+    Scope:     thread
+    Args:      codes  u32  four e4m3
+    Returns:   two u32, as of `e4m3x4_to_f16x4`
+    Emulates:  exactly; a NaN is 0x7fff, whatever its sign
+    """
+    halves = [0x7FFF if code & 0x7F == 0x7F else _e4m3_as_f16()[code] for code in int(codes).to_bytes(4, "little")]
+    return u32(halves[0] | halves[1] << 16), u32(halves[2] | halves[3] << 16)
 
 
 @op("fma.rn.f32 {out}, {a}, {b}, {c};", pure=True)
@@ -324,6 +341,20 @@ def s32_to_f32(bits: u32) -> f32:
     Emulates:  exactly
     """
     return np.float32(np.uint32(bits).view(np.int32))
+
+
+@op("shr.s32 {out}, {bits}, {count};", pure=True)
+def shr_s32(bits: u32, count: Imm) -> u32:
+    """shr.s32 - an int32 over 2^count, rounded down.
+
+    PTX:       ISA 9.0, "shr"
+    Scope:     thread
+    Args:      bits   u32 that holds an int32
+               count  constant, 0 to 31
+    Returns:   u32 that holds an int32
+    Emulates:  exactly
+    """
+    return u32((int(bits) ^ 1 << 31) - (1 << 31) >> int(count) & 0xFFFFFFFF)
 
 
 @op("// forget", tied="registers")

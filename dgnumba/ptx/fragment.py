@@ -12,7 +12,7 @@ from ..emu import Fragment as Held
 from ..layouts.tiles import column_scales
 from . import memory
 from ._declare import Fragment, Imm, Registers, f32, select, u32, unrolled
-from .convert import f32_to_bits, fma, s32_to_f32
+from .convert import f32_to_bits, fma, s32_to_f32, shr_s32
 
 
 @unrolled(emulate=lambda count: Held(np.zeros(count, np.float32)))
@@ -226,43 +226,64 @@ def _pairs(values: Any) -> Any:
 
 
 def _promote_both(total: Any, acc: Any, columns: Any, rows: Any) -> Any:
-    products = _pairs(columns).reshape(-1, 1, 2) * _pairs(rows).reshape(1, 2, 1)
+    products = _pairs(columns).reshape(1, -1, 1, 2) * _pairs(rows).reshape(-1, 1, 2, 1)
     return Held(fma32(products.reshape(-1), acc.values, total.values))
 
 
 @unrolled(tied="total", emulate=_promote_both)
-def promote_both(total: Fragment, acc: Fragment, columns: Fragment, rows: Fragment(2)) -> Fragment:
+def promote_both(total: Fragment, acc: Fragment, columns: Fragment, rows: Fragment) -> Fragment:
     """mul.rn.f32, fma.rn.f32 - total += (columns * rows) * acc: the promotion of a tile with a scale a column and a scale a row.
 
     PTX:       ISA 9.0, "mul", "fma"
     Scope:     thread
     Args:      total    fragment of a float32 sum
                acc      fragment, as long: what the tensor core summed over one block of K
-               columns  fragment of half as many: scales of this lane's columns (`load_token_scales_for`)
-               rows     fragment of two: scales of rows r and r + 8
+               columns  fragment of half as many for each pair of `rows`: scales of this lane's columns (`load_token_scales_for`)
+               rows     pairs: scales of rows r and r + 8; one pair, or one for each of equal parts of the registers: other rows, the same columns
     Returns:   total
-    Lanes:     layouts.lanes.wgmma_accumulator
+    Lanes:     layouts.lanes.wgmma_accumulator, or MMA_ACCUMULATOR part by part
     Emulates:  exactly
     """
-    return tuple(fma(columns[2 * (i // 4) + i % 2] * rows[i % 4 // 2], acc[i], total[i]) for i in range(len(acc)))
+    each = len(acc) // (len(rows) // 2)
+    scales = [columns[2 * (i % each // 4) + i % 2] * rows[2 * (i // each) + i % 4 // 2] for i in range(len(acc))]
+    return tuple(fma(scale, a, t) for scale, a, t in zip(scales, acc, total))
 
 
 def _promote_s32(total: Any, acc: Any, rows: Any) -> Any:
-    scales = np.tile(np.repeat(_pairs(rows), 2), len(acc) // 4)
+    scales = np.repeat(np.repeat(_pairs(rows).reshape(-1, 1, 2), len(acc) // (2 * len(rows)), axis=1), 2)
     return Held(fma32(scales, acc.values.view(np.int32).astype(np.float32), total.values))
 
 
 @unrolled(tied="total", emulate=_promote_s32)
-def promote_s32(total: Fragment, acc: Registers, rows: Fragment(2)) -> Fragment:
+def promote_s32(total: Fragment, acc: Registers, rows: Fragment) -> Fragment:
     """cvt.rn.f32.s32, fma.rn.f32 - total += rows * acc: the promotion of int32 sums, a scale a row.
 
     PTX:       ISA 9.0, "cvt", "fma"
     Scope:     thread
     Args:      total  fragment of a float32 sum
                acc    u32 registers, as many: int32 sums
-               rows   fragment of two: scales of rows r and r + 8
+               rows   pairs, as of `promote_both`
     Returns:   total
-    Lanes:     layouts.lanes.wgmma_accumulator
+    Lanes:     as of `promote_both`
     Emulates:  exactly
     """
-    return tuple(fma(rows[i % 4 // 2], s32_to_f32(acc[i]), total[i]) for i in range(len(acc)))
+    each = len(acc) // (len(rows) // 2)
+    return tuple(fma(rows[2 * (i // each) + i % 4 // 2], s32_to_f32(acc[i]), total[i]) for i in range(len(acc)))
+
+
+def _shifted(acc: Any, count: Any) -> Any:
+    return Held((acc.values.view(np.int32) >> np.int32(int(count))).view(np.uint32))
+
+
+@unrolled(tied="acc", emulate=_shifted)
+def shift_s32(acc: Registers, count: Imm) -> Registers:
+    """shr.s32 - int32 sums over 2^count: of multiples of it, exactly.
+
+    PTX:       ISA 9.0, "shr"
+    Scope:     thread
+    Args:      acc    u32 registers: int32 sums
+               count  constant, 0 to 31
+    Returns:   acc
+    Emulates:  exactly
+    """
+    return tuple(shr_s32(x, count) for x in acc)

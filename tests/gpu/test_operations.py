@@ -80,6 +80,20 @@ def test_conversions(cupy, rng):
     same([outs[5]])
 
 
+def of_bits(words, halves, shifted):
+    i = cuda.grid(1)
+    if i < words.size:
+        low, high = convert.cvt_e4m3x4_to_f16x4(u32(words[i]))
+        halves[2 * i], halves[2 * i + 1] = low, high
+        shifted[i] = convert.shr_s32(u32(words[i]), 4)
+
+
+def test_e4m3_to_float16_and_integers_shifted(cupy, rng):
+    n = 20000
+    words, halves, shifted = rng.integers(0, 2**32, n, dtype=np.uint32), np.zeros(2 * n, np.uint32), np.zeros(n, np.uint32)
+    same(both(cupy, of_bits, -(-n // 256), 256, [words, halves, shifted]))
+
+
 def identity(out):
     i = cuda.grid(1)
     out[i, 0] = u64(thread.lane_idx())

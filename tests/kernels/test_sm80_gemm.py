@@ -116,10 +116,11 @@ def test_every_tile(dtype, tile, policy, rng):
 # Widening
 
 
-def test_every_e4m3_becomes_its_float16():
+@pytest.mark.parametrize("widen", [convert.e4m3x4_to_f16x4, convert.cvt_e4m3x4_to_f16x4], ids=lambda f: f.__name__)
+def test_every_e4m3_becomes_its_float16(widen):
     values = DTYPES[E4M3].decode(np.arange(256))
     for first in range(0, 256, 4):
-        words = convert.e4m3x4_to_f16x4(int.from_bytes(bytes(range(first, first + 4)), "little"))
+        words = widen(int.from_bytes(bytes(range(first, first + 4)), "little"))
         halves = np.array([int(w) for w in words], np.uint32).view(np.float16)
         np.testing.assert_array_equal(halves.astype(np.float32), values[first : first + 4])
 

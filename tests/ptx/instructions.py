@@ -52,6 +52,8 @@ CALLABLE = {name: o for name, o in OPERATIONS.items() if name not in MADE_TO_MEA
 IMMEDIATE = {
     "thread.setmaxnreg_dec": "40",
     "thread.setmaxnreg_inc": "232",
+    "convert.shr_s32": "4",
+    "fragment.shift_s32": "4",
     "fragment.zero": "8",
     "fragment.zero_u32": "8",
     "fragment.undefined": "8",
@@ -67,7 +69,7 @@ GOOD = {
     "u64": ("q", "q"),
     "f32": ("f0", "f1", "f2", "f3"),
     "bool": ("(a < b)",),
-    "fragment": ("frag", "frag", "frag"),
+    "fragment": ("frag", "frag", "frag", "frag2"),
     "registers": ("regs",),
     "registers 2": ("regs2",),
     "registers 4": ("regs", "regs"),
@@ -77,7 +79,7 @@ GOOD = {
     "array": ("array",),
 }
 
-BETTER = {"fragment.promote_s32": {"total": "frag4"}}
+BETTER = {"fragment.promote_s32": {"total": "frag4", "rows": "frag2"}, "fragment.promote_both": {"rows": "frag2"}}
 """Where the lengths of two lists go together."""
 
 SINKS = {

@@ -138,20 +138,36 @@ def test_rows_of_the_warp_epilogue_stay_inside(block_n, m, n, rng):
     assert_bits_equal(out, expected)
 
 
-def test_promote_both_and_s32(rng):
-    """Scales of columns and rows, and sums of integers: the twin, the body, and the formula on each register's place."""
-    for registers in (4, 24, 64):
-        total, columns, rows = (rng.standard_normal(n).astype(np.float32) for n in (registers, registers // 2, 2))
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_promote_both_and_s32(parts, rng):
+    """Scales of columns and rows, and sums of integers: the twin, the body, and the formula on each register's place in its part."""
+    for each in (4, 24, 64):
+        registers = parts * each
+        total, columns, rows = (rng.standard_normal(n).astype(np.float32) for n in (registers, each // 2, 2 * parts))
         acc = rng.standard_normal(registers).astype(np.float32)
         twin, body = both(fragment.promote_both, total, acc, columns, tuple(rows))
         assert_bits_equal(twin, body)
-        place = np.arange(registers)
-        expected = fma32(columns[place // 4 * 2 + place % 2] * rows[place % 4 // 2], acc, total)
+        place, part = np.arange(registers) % each, np.arange(registers) // each
+        of_rows = rows[2 * part + place % 4 // 2]
+        expected = fma32(columns[place // 4 * 2 + place % 2] * of_rows, acc, total)
         assert_bits_equal(twin, expected)
         sums = rng.integers(-(2**31), 2**31, registers).astype(np.int32)
         twin, body = both(fragment.promote_s32, total, sums.view(np.uint32), tuple(rows))
         assert_bits_equal(twin, body)
-        assert_bits_equal(twin, fma32(rows[place % 4 // 2], sums.astype(np.float32), total))
+        assert_bits_equal(twin, fma32(of_rows, sums.astype(np.float32), total))
+
+
+@pytest.mark.parametrize("count", [0, 4, 31])
+def test_integers_over_a_power_of_two(count, rng):
+    """The twin and the body, of both signs, as NumPy shifts them."""
+    sums, found = rng.integers(-(2**31), 2**31, 24).astype(np.int32), []
+
+    def kernel():
+        for function in (fragment.shift_s32, fragment.shift_s32.operation.body):
+            found.append([int(x) for x in function(Held(sums.view(np.uint32)), count)])
+
+    emu.run(kernel, 1, 1, ())
+    assert found == [(sums >> count).view(np.uint32).tolist()] * 2
 
 
 def test_the_bits_of_a_fragment(rng):

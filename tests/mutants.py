@@ -194,6 +194,9 @@ TRIALS = {
         Int4Product("float16", "uint4_g64", 7, 70, 700, (8, 16, 4, 1, 1), with_bias=True, with_c=True, kernel=INT4_GEMV.NAME),
         Int4Product("bfloat16", "int4_g128", 5, 20, 1800, (8, 16, 4, 3, 1), kernel=INT4_GEMV.NAME),
         Int4Product("float16", "int4_g128", 8, 20, 2600, (8, 32, 4, 4, 1), kernel=INT4_GEMV.NAME),
+        Int4Product("float8_e4m3fn", "uint4_g64", 7, 20, 1100, (8, 16, 4, 2, 1), kernel=INT4_GEMV.NAME),
+        Int4Product("int8", "uint4_g64", 8, 20, 1100, (8, 16, 4, 2, 1), kernel=INT4_GEMV.NAME),
+        Int4Product("int8", "int4_row", 5, 20, 700, (8, 16, 4, 1, 1), out="int32", kernel=INT4_GEMV.NAME),
         # a warp's records end where a slot of its has not been used
         Int4Product("float16", "int4_g128", 3, 16, 384, (8, 16, 4, 1, 1), kernel=INT4_GEMV.NAME),
         Int4Product("float16", "int4_g128", 3, 16, 512, (8, 16, 4, 2, 1), kernel=INT4_GEMV.NAME),

@@ -46,7 +46,11 @@ LAB, TESTS, EQUIVALENT_, UNNOTICED = "lab", "tests", "equivalent", "unnoticed"
 COMPILED_ONLY = {"cast_registers._code", "quantize_registers._integer_word"}
 """Parts that the emulator does not run: their operations have vectorised twins for it, which tests/kernels/test_cast_registers.py holds to them."""
 WORST_BASE = 1024 + 16
-WAYS = {"smxx_layout.py": 2, "sm80_int4_gemm.py": 2}  # of bank conflicts that a kernel has; INT4's look up tables by what is in the weights
+WAYS = {
+    "smxx_layout.py": 2,
+    "sm80_int4_gemm.py": 2,
+    "sm90_int4_gemv.py": 2,
+}  # of bank conflicts that a kernel has; INT4's look up tables by what is in the weights
 SECONDS = 120  # after which a mutant that does not end is taken for noticed: no test waits longer
 RESULTS = Path(__file__).parent.parent / "bench" / "results" / "mutation.json"
 

@@ -48,7 +48,7 @@ def test_of_every_measured_problem_a_plan_near_the_best_is_chosen():
     best = {problem: min(us for (p, _), us in times.items() if p == problem) for problem in SWEEP.problems}
     choices = {problem: choose_int4(problem, H200) for problem in best}
     found = np.array([times[problem, choice.plan] / best[problem] for problem, choice in choices.items() if choice.kernel is rules])
-    assert len(found) >= 80, "of up to 8 tokens another kernel may be chosen, which was measured apart"
+    assert len(found) >= 60, "all of 16 tokens and more: of up to 8 another kernel may be chosen, which was measured apart"
     assert found.mean() < 1.01 and found.max() < 1.06, "what bench/fit_int4.py reports is 1.006 and 1.052"
     regrets = fit_int4.regrets(SWEEP)
     of_these = [regrets[problem][0] for problem, choice in choices.items() if choice.kernel is rules]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from itertools import product
 from math import log2
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..device import Device
+from ..dtypes import DTYPES
 from ..int4_problem import Int4Problem
 from ..integers import u32, u64
 from ..layouts.smem import SmemMap
@@ -19,9 +20,8 @@ NAME = "sm90_int4_gemv"
 
 BLOCK_M, BLOCK_NS = 8, (16, 32, 64)
 WARPS, DEPTHS = (4, 8, 16), (1, 2, 3, 4)
-A_DTYPES = ("bfloat16", "float16")
-TOKEN_BYTES = BLOCK_M * 256
-"""Of a record's tokens in shared memory: two blocks of eight rows of 128 bytes."""
+MOST_SIXTEENFOLD = 1023
+"""Records that a warp may sum in int32 where sums are sixteen times as large: of 128 products of at most 128 * 8 each."""
 
 IN_FLIGHT = 64 << 10
 """Bytes of weights that a plan may have on their way to a multiprocessor: FP8's kernel of this kind did best with 64 KB (bench/NOTES.md)."""
@@ -32,8 +32,6 @@ def supports(problem: Int4Problem, device: Device) -> str | None:
     # NOTE: the instructions are those of sm_80; tried and priced for sm_90a alone.
     if device.arch != "sm_90a":
         return f"is for sm_90a, {device.name} is {device.arch}"
-    if problem.a_dtype.name not in A_DTYPES:
-        return f"takes A of {', '.join(A_DTYPES)}, got {problem.a_dtype}"
     if problem.m > BLOCK_M:
         return f"is for M up to {BLOCK_M}, got {problem.m}"
     if problem.zeros == "float":
@@ -48,6 +46,10 @@ RULES: tuple[Rule, ...] = (
     (f"{DEPTHS} stages", lambda plan, _: plan.num_stages in DEPTHS),
     ("no scales folded into weights", lambda plan, _: not plan.fold),
     ("no split, and nothing to widen", lambda plan, _: plan.split == 1 and not plan.widen),
+    (
+        f"{MOST_SIXTEENFOLD} records a warp at most, whose sums are sixteen times as large, got {{problem.records}} for all",
+        lambda plan, problem: not (plan.is_whole and is_sixteenfold(plan)) or problem.records <= MOST_SIXTEENFOLD * plan.records,
+    ),
     ("registers for the records on their way", lambda plan, _: registers(plan) <= min(232, 65536 // threads(plan))),
     ("M up to {problem.m}", lambda plan, problem: problem.m <= plan.block_m),
 )
@@ -59,15 +61,31 @@ def refusal(plan: Int4Plan, problem: Int4Problem) -> str | None:
     return plan.differs_from(problem) or first_broken(RULES, plan, problem)
 
 
-def held(plan: Int4Plan) -> int:
+def is_sixteenfold(plan: Int4Plan) -> bool:
+    """Whether codes become int8 as sixteen times their value, which three operations do for eight of them and not seven: without zero points."""
+    return plan.a_dtype == "int8" and plan.zeros == "none"
+
+
+def held_of_strip(plan: Int4Plan) -> int:
     """Registers of a thread that 16 rows of a record take on their way: eight words of codes, then scales and zero points of each group."""
-    return 8 + plan.record.groups * ((2 if plan.record.scale_bytes == 4 else 1) + (plan.zeros != "none"))
+    scales = 0 if plan.is_whole else 2 if plan.record.scale_bytes == 4 else 1
+    return 8 + plan.record.groups * (scales + (plan.zeros != "none"))
+
+
+def held(plan: Int4Plan) -> int:
+    """Registers of a thread that all of a tile's rows of a record take on their way, and the scales of two tokens, where records have these."""
+    return plan.block_n // 16 * held_of_strip(plan) + 2 * plan.has_block_scales
 
 
 def registers(plan: Int4Plan) -> int:
     """Of a thread, about: what is on its way, fragments of two steps and their tokens, sums and products, addresses."""
     strips = plan.block_n // 16
-    return 44 + strips * (plan.num_stages * held(plan) + 8 + 8 + 2)
+    return 44 + plan.num_stages * held(plan) + strips * (8 + 8 + 2) + 6 * plan.has_block_scales
+
+
+def token_bytes(plan: Int4Plan) -> int:
+    """Of a record's tokens in shared memory: one or two blocks of eight rows of 128 bytes."""
+    return BLOCK_M * 128 * DTYPES[plan.a_dtype].itemsize
 
 
 def threads(plan: Int4Plan) -> int:
@@ -76,9 +94,10 @@ def threads(plan: Int4Plan) -> int:
 
 
 def smem(plan: Int4Plan) -> SmemMap:
-    """The tokens that each warp has on their way, and the sums of all warps."""
+    """The tokens that each warp has on their way, its tables of e4m3, and the sums of all warps."""
     return SmemMap.of(
-        ("a", TOKEN_BYTES * plan.num_stages, plan.records, 128),
+        ("a", token_bytes(plan) * plan.num_stages, plan.records, 128),
+        ("tables", 4 * plan.table_words, plan.records, 16),
         ("partial", plan.block_m * plan.block_n * 4, plan.records, 16),
     )
 
@@ -112,15 +131,31 @@ def grid(plan: Int4Plan, problem: Int4Problem, device: Device) -> int:
     return count_tiles(plan, problem)
 
 
-LAUNCH, TOKEN, ARRIVAL, STEP, MEMORY_SHARE, CLOCK = 2.68, 0.02, 0.282, 0.136, 1.487, 1750.0
-"""us from launch to end, us a token, us until records that were asked for are there, us a warp's record for the root of its strips, the data
-sheet's bandwidth as it counts beside the others (more than 1: three parts that hide one another meet in a norm), cycles a us.
+LAUNCH, TOKEN, ARRIVAL, MEMORY_SHARE, CLOCK = 2.68, 0.02, 0.282, 1.487, 1750.0
+"""us from launch to end, us a token, us until records that were asked for are there, the data sheet's bandwidth as it counts beside the others
+(more than 1: three parts that hide one another meet in a norm), cycles a us.
 
-Fitted to 399 times of 15 products (`bench/results/tune_int4_gemv_h200.json`), as are the constants below.
+Fitted to 399 times of 15 products with bfloat16 (`bench/results/tune_int4_gemv_h200.json`), as are the constants below but those of 8 bits.
 """
 
-STRIP_CYCLES, TOKENS_CYCLES = 46.2, 6.1
-"""Cycles of a multiprocessor's schedulers for 16 rows of a record, and for a record's tokens."""
+
+class Pace(NamedTuple):
+    """How long a record takes that is there.
+
+    step    us  of a warp, for the root of its strips
+    strip   cycles of a multiprocessor's schedulers for 16 rows of it
+    tokens  the same for its tokens
+    """
+
+    step: float
+    strip: float
+    tokens: float
+
+
+PACES = {"bits16": Pace(0.136, 46.2, 6.1), "table": Pace(0.15, 60.0, 8.0), "bytes": Pace(0.09, 30.0, 4.0)}
+"""By the order of the codes. Those of 8 bits are not measured: ptxas makes 163 and 77 instructions of 16 rows of e4m3 and int8 where bfloat16 has
+125, at whose pace they are taken to run; the chains of products are as long with e4m3, and half as long with int8.
+"""
 
 WARP = 0.008
 """us for a warp of a tile, whose sums meet at its end: too little to be told from noise, enough to prefer fewer warps where all else is equal."""
@@ -131,14 +166,14 @@ FLIGHT, OVER = 32.0, 0.113
 
 def estimate(plan: Int4Plan, problem: Int4Problem, device: Device) -> float:
     """What a plan should cost, in microseconds: a launch, then memory, a warp's waits or the schedulers."""
-    strips, ctas = plan.block_n // 16, count_tiles(plan, problem)
+    strips, ctas, pace = plan.block_n // 16, count_tiles(plan, problem), PACES[plan.record.order]
     by_registers, by_smem = 65536 // (registers(plan) * threads(plan)), (228 << 10) // (smem(plan).launch_bytes + 1024)
     at_once = max(1, min(by_registers, by_smem, 2048 // threads(plan)))
     rounds = max(1.0, ctas / (device.num_sms * at_once))
     records = -(-problem.records // plan.records)
-    latency = rounds * (ARRIVAL * -(-records // plan.num_stages) + STEP * strips**0.5 * records)
+    latency = rounds * (ARRIVAL * -(-records // plan.num_stages) + pace.step * strips**0.5 * records)
     most = -(-ctas // device.num_sms)  # tiles of the multiprocessor that has most
-    busy = most * problem.records * (strips * STRIP_CYCLES * max(1, plan.record.groups / 2) + TOKENS_CYCLES) / CLOCK
+    busy = most * problem.records * (strips * pace.strip * max(1, plan.record.groups / 2) + pace.tokens) / CLOCK
     flight = min(at_once, ctas / device.num_sms) * plan.block_n * 64 * plan.records * plan.num_stages / 1024
     memory = problem.bytes / (MEMORY_SHARE * device.memory_bandwidth * 1e-6) * (1 + OVER * max(0.0, log2(flight / FLIGHT)))
     return LAUNCH + TOKEN * problem.m + WARP * plan.records + (latency**2 + busy**2 + memory**2) ** 0.5
@@ -150,7 +185,8 @@ LAUNCHES_DEPENDENTS = True
 MAPPED_ARRAYS: tuple[str, ...] = ()
 """It needs no tensor map."""
 
-SCALARS = ("a", "w", "d", "d_pitch", "bias", "c", "c_pitch", "token_scales", "alpha", "a_pitch", "row_bytes", "m", "n", "records")
+SCALARS = ("a", "w", "d", "d_pitch", "bias", "c", "c_pitch", "token_scales", "alpha", "a_pitch", "row_bytes", "m", "n", "records",
+           "sfa", "sfa_pitch")  # fmt: skip
 """What its arguments are, in order: addresses of arrays of `Int4LaidOut`, and numbers."""
 
 
@@ -161,7 +197,7 @@ def bind(plan: Int4Plan, laid: Any) -> tuple[Any, ...]:
         u64(address(laid.a)), u64(address(laid.w)), u64(address(laid.d)), u64(laid.d.strides[0]), u64(address_or_0(laid.bias)),
         u64(address_or_0(laid.c)), u64(0 if laid.c is None else laid.c.strides[0]), u64(address_or_0(laid.token_scales)),
         u32(laid.alpha_bits), u32(laid.a.strides[0]), u32(laid.a.shape[1] * laid.a.itemsize), u32(problem.m), u32(problem.n),
-        u32(problem.records),
+        u32(problem.records), u64(address_or_0(laid.sfa)), u32(0 if laid.sfa is None else laid.sfa.strides[1]),
     )  # fmt: skip
 
 

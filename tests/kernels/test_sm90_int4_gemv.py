@@ -18,10 +18,13 @@ from dgnumba.int4_operands import check_int4_gemm_nt
 from dgnumba.int4_plan import choose_int4, validate_int4
 from dgnumba.int4_problem import Int4Problem
 from dgnumba.kernels import sm90_int4_gemv_rules as rules
+from dgnumba.quant import quantize
+from dgnumba.quant.formats import uint4_format
+from dgnumba.testing import assert_bits_equal
 
 with_compiler = pytest.mark.skipif(not _numba.HAVE_NUMBA_CUDA or find_ptxas() is None, reason="needs numba-cuda and ptxas")
 
-BF16, F16 = "bfloat16", "float16"
+BF16, F16, E4M3, BY_ROW, INT8 = "bfloat16", "float16", "float8_e4m3fn", "float8_e4m3fn_row", "int8"
 
 
 def product(kind, variant, m, n, k, tile, **more):
@@ -43,6 +46,22 @@ CASES = [
     product(BF16, "int4_g256", 8, 20, 1100, (16, 8, 2), out=BF16, with_bias=True, with_c=True),
     product(F16, "int4_g64", 8, 21, 300, (32, 4, 2), out=F16, with_c=True, has_gate=True),
     product(F16, "uint4_g128", 8, 50, 2200, (32, 16, 1), pdl=True),
+    product(E4M3, "int4_g128", 1, 1, 1, (16, 4, 1)),
+    product(E4M3, "int4_g32", 7, 40, 1100, (32, 4, 2)),  # scales of seven tokens, an odd number
+    product(E4M3, "uint4_g64", 8, 70, 700, (64, 4, 1)),  # tables of zero points
+    product(E4M3, "uint4_g16", 5, 20, 1600, (16, 4, 3)),  # groups of half a step
+    product(E4M3, "mxfp4", 3, 64, 520, (16, 4, 2)),
+    product(E4M3, "nvfp4", 8, 33, 700, (32, 4, 1), out=BF16, with_bias=True, with_c=True),
+    product(E4M3, "int4_g128", 8, 21, 300, (32, 4, 2), out=F16, with_c=True, has_gate=True),
+    product(BY_ROW, "int4_row", 8, 40, 2100, (32, 4, 4)),
+    product(BY_ROW, "uint4_g16", 6, 20, 900, (16, 8, 1)),
+    product(INT8, "int4_g64", 1, 40, 1100, (32, 4, 2)),
+    product(INT8, "uint4_g64", 8, 70, 700, (64, 4, 1)),
+    product(INT8, "uint4_g16", 7, 20, 1600, (16, 4, 3)),
+    product(INT8, "int4_g32", 8, 33, 700, (32, 4, 1), out=BF16, with_bias=True, with_c=True),
+    product(INT8, "act_order_g32", 3, 60, 256, (64, 4, 1)),
+    product(INT8, "int4_row", 8, 40, 2100, (32, 4, 4)),  # one scale a row: integers over all of K
+    product("int4", "int4_row", 5, 20, 1100, (16, 8, 2), out="int32"),
 ]
 
 
@@ -59,16 +78,22 @@ def test_awkward_products_under_both_policies(case, policy, rng):
 
 
 def test_the_cases_are_a_spread():
+    for kinds, none in (((BF16, F16), set()), ((E4M3, BY_ROW), {"act_order_g32"}), ((INT8, "int4"), {"mxfp4", "nvfp4"})):
+        of_kind = {c.variant for c in CASES if c.kind in kinds}
+        assert len(of_kind) >= 5 and not of_kind & {"float_zeros_g64", *none}
     assert {c.variant for c in CASES} == set(cases.VARIANTS) - {"float_zeros_g64"}
+    assert {c.kind for c in CASES} == set(cases.ACTIVATIONS)
     assert {c.tile[1] for c in CASES} == set(rules.BLOCK_NS) and {c.tile[2] for c in CASES} == set(rules.WARPS)
     assert {c.tile[3] for c in CASES} == set(rules.DEPTHS)
 
 
-@pytest.mark.parametrize("kind", [BF16, F16])
-def test_normal_data_within_the_bound(kind, policy, rng, monkeypatch):
+@pytest.mark.parametrize(
+    "kind, variant", [(BF16, "uint4_g64"), (F16, "uint4_g64"), (E4M3, "uint4_g64"), (E4M3, "mxfp4"), (BY_ROW, "int4_row")]
+)
+def test_normal_data_within_the_bound(kind, variant, policy, rng, monkeypatch):
     monkeypatch.setattr(Device, "current", classmethod(lambda cls: H200))
-    a, q = cases.activations(rng, kind, 3, 650), cases.weights(rng, "uint4_g64", 40, 650)
-    w = dgnumba.prepare_int4_weights(q, kind)
+    a, q = cases.activations(rng, kind, 3, 650), cases.weights(rng, variant, 40, 650)
+    w = dgnumba.prepare_int4_weights(q, cases.prepared_for(kind))
     problem = check_int4_gemm_nt(a, w, out_dtype="float32").problem
     plan = rules.candidates(problem, H200)[0]
     got = dgnumba.int4_gemm_nt(a, w, out_dtype="float32", on="emulator", policy=policy, plan=plan)
@@ -76,12 +101,39 @@ def test_normal_data_within_the_bound(kind, policy, rng, monkeypatch):
     assert np.all(np.abs(got.astype(np.float64) - dgnumba.int4_gemm_reference(a, q)[0]) <= bound)
 
 
+@pytest.mark.parametrize("variant", ["int4_g64", "uint4_g64", "int4_row", "uint4_row"])
+def test_int8_of_any_size(variant, policy, rng, monkeypatch):
+    """Codes of all of int8, -128 too, and random scales: the host's bits where one scale serves all of K, for warps then add integers up."""
+    monkeypatch.setattr(Device, "current", classmethod(lambda cls: H200))
+    m, n, k = 5, 24, 520
+    a = cases.activations(rng, INT8, m, k)
+    a = dataclasses.replace(a, data=rng.integers(-128, 128, (m, k)).astype(np.int8))
+    a.data[0], a.data[1] = 127, -128
+    x = rng.standard_normal((n, k)).astype(np.float32)
+    q = quantize(x, uint4_format(-1)) if variant == "uint4_row" else cases.weights(rng, variant, n, k)
+    w = dgnumba.prepare_int4_weights(q, INT8)
+    outs = ("float32", "int32") if variant.endswith("row") else ("float32",)
+    for out in outs:
+        problem = check_int4_gemm_nt(a, w, out_dtype=out).problem
+        assert problem.is_whole == variant.endswith("row")
+        plan = rules.candidates(problem, H200)[0]
+        got = dgnumba.int4_gemm_nt(a, w, out_dtype=out, on="emulator", policy=policy, plan=plan)
+        expected = dgnumba.int4_gemm_nt(a, w, out_dtype=out, on="host")
+        if problem.is_whole:
+            assert_bits_equal(got, expected, f"{variant} {out}")
+        else:
+            bound = dgnumba.int4_error_bound(a, q, out)
+            assert np.all(np.abs(got.astype(np.float64) - dgnumba.int4_gemm_reference(a, q)[0]) <= bound)
+
+
 @pytest.mark.full
 def test_random_products(policy, rng):
     """Random plans on random problems."""
     done = 0
     while done < 30:
-        kind, variant = (BF16, F16)[rng.integers(2)], cases.VARIANTS[rng.integers(len(cases.VARIANTS))]
+        kind, variant = (x[rng.integers(len(x))] for x in (cases.ACTIVATIONS, cases.VARIANTS))
+        if not cases.goes(kind, variant):
+            continue
         m, n, k = int(rng.integers(1, 9)), int(rng.integers(1, 150)), int(rng.integers(1, 60)) * 32
         case = product(kind, variant, m, n, k, (16, 4, 1))
         problem = case.operands(np.random.default_rng(0))[0].problem
@@ -104,6 +156,17 @@ FORMS = [
     {"w_dtype": "float4_e2m1fn", "group": 32, "scale_dtype": "float8_e8m0fnu"},
     {"a_dtype": F16, "w_dtype": "float4_e2m1fn", "group": 16, "scale_dtype": "float8_e4m3fn", "with_alpha": True},
     {"has_gate": True},
+    {"a_dtype": E4M3},
+    {"a_dtype": E4M3, "group": 64, "zeros": "integer", "scale_dtype": "float32"},
+    {"a_dtype": E4M3, "group": 16, "zeros": "integer", "scale_dtype": "bfloat16", "with_bias": True},
+    {"a_dtype": E4M3, "w_dtype": "float4_e2m1fn", "group": 16, "scale_dtype": "float8_e4m3fn", "with_alpha": True},
+    {"a_dtype": E4M3, "a_by_row": True, "group": 32, "scale_dtype": "float32"},
+    {"a_dtype": E4M3, "a_by_row": True, "w_dtype": "float4_e2m1fn", "group": 32, "scale_dtype": "float8_e8m0fnu"},
+    {"a_dtype": INT8},
+    {"a_dtype": INT8, "group": 32, "zeros": "integer", "scale_dtype": "float32"},
+    {"a_dtype": INT8, "group": 16, "with_c": True},
+    {"a_dtype": INT8, "is_whole": True, "d_dtype": "int32"},
+    {"a_dtype": INT8, "is_whole": True, "zeros": "integer", "scale_dtype": "float32"},
 ]
 
 
@@ -116,13 +179,21 @@ def all_plans():
     return list(out)
 
 
+def instructions(chosen):
+    """The mma.sync of a record, and how many: a step of 32 bytes each, but that e4m3 is widened; INT8 takes each step once for each group of its."""
+    if chosen.a_dtype != INT8:
+        return "m16n8k16.row.col.f32.", 8 * chosen.block_n // 16
+    return "m16n8k32.row.col.s32.s8.", 4 * (2 if chosen.group == 16 else 1) * chosen.block_n // 16
+
+
 def check(chosen):
     built = INT4_GEMV.build(chosen)
     ptx, _ = _numba.compile_ptx(built.kernel, built.argtypes, arch="sm_90a", threads=built.threads)
     cubin = ptxas(ptx)
     assert not (cubin.spill_stores or cubin.spill_loads or cubin.local_bytes or cubin.warnings), (chosen.name, cubin.log)
-    steps = ptx.count("mma.sync.aligned.m16n8k16")
-    assert steps and steps % (8 * chosen.block_n // 16) == 0
+    shape, each = instructions(chosen)
+    steps = ptx.count(f"mma.sync.aligned.{shape}")
+    assert steps == ptx.count("mma.sync") and steps and steps % each == 0
 
 
 @with_compiler
@@ -152,8 +223,10 @@ def test_every_problem_that_it_takes_has_a_plan_that_fits(form):
 def test_what_it_does_not_take():
     for words, form in (
         ("for M up to 8", {"m": 9}),
-        ("takes A of", {"a_dtype": "int8"}),
         ("got floats", {"zeros": "float"}),
+        ("got floats", {"zeros": "float", "a_dtype": INT8}),
+        ("beside floats only", {"a_dtype": INT8, "w_dtype": "float4_e2m1fn", "group": 32}),
+        ("gives int32 of int8 beside weights with one scale a row", {"a_dtype": INT8, "d_dtype": "int32"}),
         ("adds a bias", {"has_gate": True, "with_bias": True}),
     ):
         problem = Int4Problem(**{"m": 8, "n": 64, "k": 512} | form)
@@ -166,6 +239,33 @@ def test_what_it_does_not_take():
             validate_int4(dataclasses.replace(plan, **bad), problem, H200)
     with pytest.raises(PlanError, match="cannot be used"):
         validate_int4(plan, problem, H200, batch_invariant=True)
+
+
+def test_how_far_a_warp_sums_integers():
+    """Sums that are sixteen times as large stay in int32: of 1023 records, 127 * 8 a product (-128 * -8 a little more), but not of one more."""
+    form = {"a_dtype": INT8, "is_whole": True}
+    most = rules.MOST_SIXTEENFOLD
+    assert 16 * most * 128 * 128 * 8 < 2**31 <= 16 * (most + 1) * 128 * 128 * 8
+    for k, warps in ((most * 4 * 128, {4, 8, 16}), (most * 4 * 128 + 1, {8, 16}), (2**20 - 1, {16})):
+        problem = Int4Problem(8, 64, k, **form)
+        assert {plan.records for plan in rules.candidates(problem, H200)} == warps
+        assert {plan.records for plan in rules.candidates(Int4Problem(8, 64, k, zeros="integer", **form), H200)} == {4, 8, 16}
+    assert "sums int32 over K below" in rules.supports(Int4Problem(8, 64, 2**20, **form), H200)
+    plan = rules.candidates(Int4Problem(8, 64, 512, **form), H200)[0]
+    with pytest.raises(PlanError, match="1023 records a warp at most"):
+        validate_int4(plan, Int4Problem(8, 64, 2**20 - 1, **form), H200)
+
+
+@with_compiler
+@pytest.mark.parametrize("kind", [E4M3, BY_ROW, INT8])
+def test_explain_says_that_it_is_chosen(kind, rng, monkeypatch):
+    """Few tokens and short rows: no other kernel is priced as low; where results may not go by M it is left out."""
+    monkeypatch.setattr(Device, "current", classmethod(lambda cls: H200))
+    a, q = cases.activations(rng, kind, 2, 256), cases.weights(rng, "int4_g128", 600, 256)
+    said = str(dgnumba.explain_int4(a, dgnumba.prepare_int4_weights(q, cases.prepared_for(kind))))
+    assert "plan       sm90_int4_gemv: tile 8x" in said and "no weight is rounded" in said and "0 bytes spilled" in said
+    problem = check_int4_gemm_nt(a, dgnumba.prepare_int4_weights(q, cases.prepared_for(kind))).problem
+    assert choose_int4(problem, H200, batch_invariant=True).kernel is not INT4_GEMV
 
 
 def test_the_planner_chooses_near_the_best_of_what_was_measured():

@@ -144,7 +144,7 @@ def _run_on_gpu(operands: Int4Operands, plan: Int4Plan | None, owners: tuple[Any
         else:
             device = Device.numbered(index)
             choice = _choose(operands.problem, plan, device, settings)
-            laid = lay_out(operands)
+            laid = lay_out(operands, choice.kernel.ANY_SCALES)
             launch = prepared(choice, laid, settings.limited(device), settings.pdl)
             launch(laid, handle)
             _finish(laid)
@@ -161,7 +161,7 @@ def _emulate(operands: Int4Operands, plan: Int4Plan | None, policy: str) -> None
     settings = config.current()
     device = settings.limited(replace(Device.current(), num_sms=SMS))
     choice = _choose(operands.problem, plan, device, settings)
-    laid = lay_out(operands)
+    laid = lay_out(operands, choice.kernel.ANY_SCALES)
     made = built(choice)
     grid = choice.kernel.grid(choice.plan, laid.problem, device)
     arrays = [x for x in (getattr(laid, name) for name in ARRAYS) if x is not None]
@@ -227,7 +227,9 @@ def explain_int4(a: Any, w: Any, d: Any = None, c: Any = None, *, bias: Any = No
     choice = _choose(operands.problem, plan, device, settings)
     launched = Launched.of(choice, settings.pdl)
     made = built(launched)
-    return Int4Explanation(operands, lay_out(operands).copies, device, choice, made, resources_of(launched, made, device))
+    return Int4Explanation(
+        operands, lay_out(operands, choice.kernel.ANY_SCALES).copies, device, choice, made, resources_of(launched, made, device)
+    )
 
 
 __all__ = ["Int4Explanation", "explain_int4", "int4_gemm_nt"]

@@ -227,7 +227,7 @@ class Int4LaidOut:
     """Arrays that a kernel can be bound to.
 
     a             uint16 or uint8 ``[M, K in whole blocks of 128 bytes]``, rows of 16-byte multiples
-    sfa           None, or float32 ``[M, K/128]``, M contiguous
+    sfa           None, or float32 ``[M, K/128]``, M contiguous; or as the caller has them, for a kernel that reads them so
     token_scales  None, or float32 ``[M]``
     w             the stream
     d             ``[M, N]``, N contiguous; `target` is the caller's, to which it is copied when it is another
@@ -249,8 +249,11 @@ class Int4LaidOut:
     copies: tuple[str, ...]
 
 
-def lay_out(operands: Int4Operands) -> Int4LaidOut:
-    """Lay out the operands of one call; on their device, in the current stream."""
+def lay_out(operands: Int4Operands, any_scales: bool = False) -> Int4LaidOut:
+    """Lay out the operands of one call; on their device, in the current stream.
+
+    `any_scales`: for a kernel that reads A's scales of 1x128 wherever they lie (`Int4Kernel.ANY_SCALES`), so that none are turned.
+    """
     copies = list(operands.notes)
     problem, weights = operands.problem, operands.weights
     a = operands.a if operands.a.dtype == np.uint8 else operands.a.view(np.uint16)
@@ -264,7 +267,7 @@ def lay_out(operands: Int4Operands) -> Int4LaidOut:
         copies.append(f"a: {list(operands.a.shape)} copied to rows of whole 128 bytes, {list(a.shape)}")
     sfa = token_scales = None
     if problem.has_block_scales:
-        sfa = get_mn_major_tma_aligned_tensor(operands.scales)
+        sfa = operands.scales if any_scales and _is_within_reach(operands.scales) else get_mn_major_tma_aligned_tensor(operands.scales)
         if address(sfa) != address(operands.scales):
             copies.append(f"sfa: row-major {list(sfa.shape)} turned to MN-major, rows of 16-byte multiples")
     elif operands.scales is not None:
@@ -292,6 +295,12 @@ def _has_plain_rows(x: Any) -> bool:
     """Whether a kernel can reach every element of D or C by a pitch: neighbours side by side, each at a multiple of its size."""
     pitch, step = x.strides
     return bool(step == x.itemsize and pitch >= 0 and pitch % x.itemsize == 0 and address(x) % x.itemsize == 0)
+
+
+def _is_within_reach(x: Any) -> bool:
+    """Whether a kernel can reach every element of scales by two strides of 32 bits, each at a multiple of its size."""
+    far = sum((extent - 1) * stride for extent, stride in zip(x.shape, x.strides))
+    return far < 2**32 and address(x) % x.itemsize == 0 and all(stride >= 0 and stride % x.itemsize == 0 for stride in x.strides)
 
 
 def _vector(x: Any) -> Any:

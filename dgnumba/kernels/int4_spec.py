@@ -133,6 +133,7 @@ class Int4Kernel(Protocol):
     MAPPED_ARRAYS  whose tensor maps `bind` gives, in order
     WAITS          as of `KernelSpec`, as is LAUNCHES_DEPENDENTS
     FALLBACK       taken only where no other kernel takes a problem: for any GPU, tuned for none
+    ANY_SCALES     it reads A's scales of 1x128 by address, whatever their strides
     SCALARS        what its other arguments are, in order: addresses of arrays of `Int4LaidOut`, and numbers
     """
 
@@ -142,6 +143,7 @@ class Int4Kernel(Protocol):
     WAITS: bool
     LAUNCHES_DEPENDENTS: bool
     FALLBACK: bool
+    ANY_SCALES: bool
 
     def supports(self, problem: Int4Problem, device: Device) -> str | None:
         """None when the kernel takes the problem on the device, else the reason why not."""

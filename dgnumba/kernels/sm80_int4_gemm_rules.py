@@ -127,6 +127,7 @@ def estimate(plan: Int4Plan, problem: Int4Problem, device: Device) -> float:
 
 
 FALLBACK = True
+ANY_SCALES = False
 WAITS = False
 LAUNCHES_DEPENDENTS = False
 MAPPED_ARRAYS: tuple[str, ...] = ()

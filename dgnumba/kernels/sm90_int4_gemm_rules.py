@@ -209,6 +209,7 @@ def estimate(plan: Int4Plan, problem: Int4Problem, device: Device) -> float:
 
 
 FALLBACK = False
+ANY_SCALES = False
 WAITS = True
 LAUNCHES_DEPENDENTS = True
 MAPPED_ARRAYS = ("a", "sfa")

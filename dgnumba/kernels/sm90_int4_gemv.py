@@ -1,7 +1,7 @@
 """D[M,N] = A[M,K] @ W[N,K].T for weights of 4 bits and up to eight tokens: the weights go from memory to the registers, for mma.sync.
 
 Shapes:    W the stream of sm90_int4_gemm, records of 64 rows by 128 of K (`layouts.int4.stream`); A bf16, f16, e4m3 or int8 [M,K], rows of whole
-           blocks of 128 bytes; with e4m3 by blocks SFA f32 [K/128, M] (MN-major); a tile is BLOCK_N rows of W (16, 32 or 64) by 8 tokens
+           blocks of 128 bytes; with e4m3 by blocks SFA f32 [M, K/128], of any strides; a tile is BLOCK_N rows of W (16, 32 or 64) by 8 tokens
 Roles:     every warp the same: all rows of the tile, and each WARPS-th record of K
 Barriers:  one __syncthreads, before the warps' sums are added; a warp's tokens are its own, as are its tables of e4m3
 Tile:      DEPTH records are asked for, weights and tokens' scales to registers, tokens to shared memory; then, one by one: unpack -> ldmatrix of
@@ -162,7 +162,7 @@ def build(plan: Int4Plan) -> Built:
             i += THREADS
 
     def kernel(
-        a, w, d, d_pitch, bias, c, c_pitch, token_scales, alpha, a_pitch, row_bytes, m, n, records, sfa, sfa_pitch,
+        a, w, d, d_pitch, bias, c, c_pitch, token_scales, alpha, a_pitch, row_bytes, m, n, records, sfa, sfa_row, sfa_pitch,
     ):  # type: ignore[no-untyped-def] # fmt: skip
         smem = memory.shared_address(cuda.shared.array(0, np.uint8, alignment=16))
         smem = (smem + 127) // 128 * 128
@@ -177,7 +177,7 @@ def build(plan: Int4Plan) -> Built:
         tokens = place + lane_idx % 8 * 128 + ((lane_idx // 8 ^ lane_idx % 8) << 4)
         # the scale of a token past the last is read as the last one's; nothing of it is stored
         token = lane_idx % 4 * 2
-        columns = min(token, m - 1) * 4, min(token + 1, m - 1) * 4
+        columns = min(token, m - 1) * sfa_row, min(token + 1, m - 1) * sfa_row
         at = Source(base, codes, pair, place, a, a_pitch, row_bytes, m, sfa, sfa_pitch, columns)
         thread.griddepcontrol_wait()
         total = sums(warp_idx, tokens, tables, at, records)
@@ -188,5 +188,5 @@ def build(plan: Int4Plan) -> Built:
         cuda.syncthreads()
         add_up(smem + PARTIAL, n_idx, w, d, d_pitch, bias, c, c_pitch, token_scales, alpha, m, n, records)
 
-    argtypes = (u64,) * 8 + (u32,) * 6 + (u64, u32)
+    argtypes = (u64,) * 8 + (u32,) * 6 + (u64, u32, u32)
     return Built(kernel, argtypes, THREADS, MAPPED, 1)

@@ -180,24 +180,26 @@ def estimate(plan: Int4Plan, problem: Int4Problem, device: Device) -> float:
 
 
 FALLBACK = False
+ANY_SCALES = True
 WAITS = True
 LAUNCHES_DEPENDENTS = True
 MAPPED_ARRAYS: tuple[str, ...] = ()
 """It needs no tensor map."""
 
 SCALARS = ("a", "w", "d", "d_pitch", "bias", "c", "c_pitch", "token_scales", "alpha", "a_pitch", "row_bytes", "m", "n", "records",
-           "sfa", "sfa_pitch")  # fmt: skip
+           "sfa", "sfa_row", "sfa_pitch")  # fmt: skip
 """What its arguments are, in order: addresses of arrays of `Int4LaidOut`, and numbers."""
 
 
 def bind(plan: Int4Plan, laid: Any) -> tuple[Any, ...]:
     """The kernel's arguments, in order, for operands laid out by `int4_operands.lay_out`."""
     problem = laid.problem
+    strides = (0, 0) if laid.sfa is None else laid.sfa.strides
     return (
         u64(address(laid.a)), u64(address(laid.w)), u64(address(laid.d)), u64(laid.d.strides[0]), u64(address_or_0(laid.bias)),
         u64(address_or_0(laid.c)), u64(0 if laid.c is None else laid.c.strides[0]), u64(address_or_0(laid.token_scales)),
         u32(laid.alpha_bits), u32(laid.a.strides[0]), u32(laid.a.shape[1] * laid.a.itemsize), u32(problem.m), u32(problem.n),
-        u32(problem.records), u64(address_or_0(laid.sfa)), u32(0 if laid.sfa is None else laid.sfa.strides[1]),
+        u32(problem.records), u64(address_or_0(laid.sfa)), *(u32(x) for x in strides),
     )  # fmt: skip
 
 

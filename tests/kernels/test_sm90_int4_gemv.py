@@ -14,7 +14,7 @@ from dgnumba import _numba
 from dgnumba.assemble import find_ptxas, ptxas
 from dgnumba.device import Device
 from dgnumba.errors import PlanError
-from dgnumba.int4_operands import check_int4_gemm_nt
+from dgnumba.int4_operands import check_int4_gemm_nt, lay_out
 from dgnumba.int4_plan import choose_int4, validate_int4
 from dgnumba.int4_problem import Int4Problem
 from dgnumba.kernels import sm90_int4_gemv_rules as rules
@@ -254,6 +254,31 @@ def test_how_far_a_warp_sums_integers():
     plan = rules.candidates(Int4Problem(8, 64, 512, **form), H200)[0]
     with pytest.raises(PlanError, match="1023 records a warp at most"):
         validate_int4(plan, Int4Problem(8, 64, 2**20 - 1, **form), H200)
+
+
+def laid_otherwise(scales, how):
+    """The same scales by other strides."""
+    m, blocks = scales.shape
+    if how == "apart":  # every second element, of rows that are longer than need be
+        wide = np.full((m, 2 * blocks + 3), np.nan, np.float32)
+        wide[:, : 2 * blocks : 2] = scales
+        return wide[:, : 2 * blocks : 2]
+    return {"row-major": np.ascontiguousarray, "column-major": np.asfortranarray, "backwards": lambda x: x[::-1].copy()[::-1]}[how](scales)
+
+
+@pytest.mark.parametrize("how", ["row-major", "column-major", "apart", "backwards"])
+def test_scales_of_blocks_are_read_as_they_lie(how, rng, monkeypatch):
+    """Of seven tokens, whose columns are no multiple of 16 bytes; what no unsigned strides reach is turned, as for the other kernels."""
+    monkeypatch.setattr(Device, "current", classmethod(lambda cls: H200))
+    a, q = cases.exact_problem(rng, E4M3, "int4_g64", 7, 20, 600)
+    w = dgnumba.prepare_int4_weights(q, E4M3)
+    expected = dgnumba.int4_gemm_nt(a, w, on="host")
+    a = dataclasses.replace(a, scale=laid_otherwise(a.scale, how))
+    operands = check_int4_gemm_nt(a, w)
+    plan = rules.candidates(operands.problem, H200)[0]
+    assert_bits_equal(dgnumba.int4_gemm_nt(a, w, on="emulator", plan=plan), expected)
+    turned = [note for note in lay_out(operands, rules.ANY_SCALES).copies if note.startswith("sfa")]
+    assert bool(turned) == (how == "backwards") and any(note.startswith("sfa") for note in lay_out(operands).copies)
 
 
 @with_compiler

@@ -89,7 +89,7 @@ class Int4Problem:
     @property
     def record(self) -> Record:
         """The form of a record of weights."""
-        return Record(order_for(self.a_dtype), self.group, self.scale_dtype.itemsize, self.zeros)
+        return Record(order_for(self.a_dtype, self.w_dtype, self.zeros), self.group, self.scale_dtype.itemsize, self.zeros)
 
     @property
     def fold_error(self) -> float:

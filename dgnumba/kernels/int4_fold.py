@@ -26,12 +26,18 @@ class Fold:
     def __init__(self, plan: Int4Plan, take: Unpack) -> None:
         self.plan, self.take = plan, take
         self.multiply = MULTIPLY[plan.a_dtype]
+        # the operands' scales (`Int4Plan.operand_power`): a power of two more, which rounds nothing
+        self.power = {0: None, 6: 0x42804280}[plan.operand_power]
 
     def scales(self, base: Any, pair: Any) -> list[tuple[Any, Any]]:
         """The scale of row q twice in a register, and that of row q + 8, a group each."""
         record = self.plan.record
         first = base + record.scales_at + pair * (2 * record.scale_bytes)
-        return [self._twice(first + group * (64 * record.scale_bytes)) for group in range(record.groups)]
+        pairs = [self._twice(first + group * (64 * record.scale_bytes)) for group in range(record.groups)]
+        return [(self._of_operands(low), self._of_operands(high)) for low, high in pairs]
+
+    def _of_operands(self, pair: Any) -> Any:
+        return pair if self.power is None else self.multiply(pair, u32(self.power))
 
     def _twice(self, at: Any) -> tuple[Any, Any]:
         if self.plan.scale_dtype == self.plan.a_dtype:

@@ -20,7 +20,8 @@ class Strip(Unpack):
 
     def __init__(self, plan: Int4Plan) -> None:
         super().__init__(plan)
-        self.is_sixteenfold = is_sixteenfold(plan)
+        if is_sixteenfold(plan):
+            self.power = -4  # integers that are given out as they are, too: `bits_for`
 
     def loaded(self, codes: Any, rest: Any, is_there: Any) -> tuple[Any, ...]:
         """Registers of a strip: eight words of codes, then scales, but where one serves all of K, and zero points, a group each.
@@ -44,9 +45,11 @@ class Strip(Unpack):
     def scales(self, base: Any, pair: Any = None) -> list[tuple[Any, Any]]:
         """The scales of this lane's two rows, a group each, of the strip's words `base`."""
         if self.record.scale_bytes == 4:
-            return [(convert.bits_to_f32(base[8 + 2 * g]), convert.bits_to_f32(base[9 + 2 * g])) for g in range(self.record.groups)]
-        decode = decode_pair_for(self.plan.scale_dtype)
-        return [decode(base[8 + g]) for g in range(self.record.groups)]
+            pairs = [(convert.bits_to_f32(base[8 + 2 * g]), convert.bits_to_f32(base[9 + 2 * g])) for g in range(self.record.groups)]
+        else:
+            decode = decode_pair_for(self.plan.scale_dtype)
+            pairs = [decode(base[8 + g]) for g in range(self.record.groups)]
+        return [self.of_operands(pair) for pair in pairs]
 
     def zero_points(self, base: Any, pair: Any = None) -> list[tuple[Any, Any]]:
         """The zero points of this lane's two rows, a group each, of the strip's words `base`."""
@@ -59,12 +62,7 @@ class Strip(Unpack):
         """The four registers of one step of K, by the constants of its group."""
         if self.is_wide:
             return self._wide(words[step], *known)
-        low, high = words[2 * step], words[2 * step + 1]
-        if not self.is_sixteenfold:
-            return self._narrow(low, high, *known)
-        # a code with its top bit turned over is the code less 8, signed; as a byte's upper nibble, sixteen times that
-        (r0, r2), (r1, r3) = [[(part ^ 0x88888888) & 0xF0F0F0F0 for part in (word << 4, word)] for word in (low, high)]
-        return r0, r1, r2, r3
+        return self._narrow(words[2 * step], words[2 * step + 1], *known)
 
 
 def load_for(plan: Int4Plan) -> Callable[..., Any]:
@@ -188,8 +186,6 @@ class Strips(Multiply):
 
     def promote(self, total: Any, acc: Any, rows: tuple[Any, ...], columns: Any) -> Any:
         """total += scales * acc."""
-        if self.strip.is_sixteenfold:
-            acc = fragment.shift_s32(acc, 4)
         if self.is_integer:
             return fragment.promote_s32(total, acc, rows)
         return fragment.promote_both(total, acc, columns, rows) if self.is_scaled else fragment.promote(total, acc, rows)

@@ -82,16 +82,33 @@ class Int4Plan:
     @property
     def table_words(self) -> int:
         """Words of the tables in shared memory by which codes become e4m3: of one, or of one for each zero point there can be; 0: it keeps none."""
-        if self.a_dtype != "float8_e4m3fn":
+        if self.record.order != "table":
             return 0
         if self.zeros == "none":
             return 4 if self.block_n < 256 else 0  # four warpgroups have no registers to spare for it: there it is constants
         return 64
 
     @property
+    def operand_power(self) -> int:
+        """The tensor core is given the weights' whole numbers over 2 to this power, and scales times that: where masks alone make the operands.
+
+        e4m3 in the order "signs": 2^-8 of them. bfloat16: 2^-6, as codes are subnormal numbers first. int8 without zero points: codes are the
+        upper halves of bytes. Not where float zero points add sums of tokens by the same scales, nor where int32 sums over all of K are given out.
+        """
+        if self.record.order == "signs":
+            return 8
+        if self.is_whole or self.zeros == "float" or self.w_dtype == "float4_e2m1fn":
+            return 0
+        if self.a_dtype == "bfloat16":
+            return 6
+        return -4 if self.a_dtype == "int8" and self.w_dtype == "int4" and self.zeros == "none" else 0
+
+    @property
     def record(self) -> Record:
         """The form of a record of weights."""
-        return Record(order_for(DTYPES[self.a_dtype]), self.group, DTYPES[self.scale_dtype].itemsize, self.zeros)
+        return Record(
+            order_for(DTYPES[self.a_dtype], DTYPES[self.w_dtype], self.zeros), self.group, DTYPES[self.scale_dtype].itemsize, self.zeros
+        )
 
     @classmethod
     def of(cls, problem: Int4Problem, kernel: str, **choices: Any) -> Int4Plan:

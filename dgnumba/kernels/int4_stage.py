@@ -16,7 +16,7 @@ from ..dtypes import DTYPES
 from ..integers import u32
 from ..layouts.descriptors import SmemDescriptor
 from ..layouts.int4.stream import ROWS
-from ..ptx import Fragment, Registers, convert, fragment, memory, select, unpack, unrolled, wgmma
+from ..ptx import Fragment, Registers, convert, fragment, memory, select, thread, unpack, unrolled, wgmma
 from .int4_spec import Int4Plan
 
 ONES = {"bfloat16": 0x3F803F80, "float16": 0x3C003C00, "float8_e4m3fn": 0x38383838, "int8": 0x01010101}
@@ -61,7 +61,7 @@ class Unpack:
         self.is_wide = plan.record.order == "bits16"
         self.steps = 8 if self.is_wide else 4
         self.load_pair = load_pair_for(plan.scale_dtype)
-        self.zero_code = zero_code(plan)
+        self.zero_code, self.power = zero_code(plan), plan.operand_power
 
     def group_of(self, step: int) -> int:
         """The group of a step's first column."""
@@ -71,7 +71,12 @@ class Unpack:
         """The scales of this thread's two rows, a group each."""
         size = self.record.scale_bytes
         first = base + self.record.scales_at + pair * (2 * size)
-        return [self.load_pair(first + group * (ROWS * size)) for group in range(self.record.groups)]
+        return [self.of_operands(self.load_pair(first + group * (ROWS * size))) for group in range(self.record.groups)]
+
+    def of_operands(self, pair: Any) -> tuple[Any, Any]:
+        """The scales of two rows of weights as those of their operands."""
+        low, high = pair
+        return (low * np.float32(2.0**self.power), high * np.float32(2.0**self.power)) if self.power else (low, high)
 
     def rests(self, base: Any, pair: Any) -> list[tuple[Any, Any]]:
         """The rests of this thread's two float zero points, a group each."""
@@ -101,7 +106,9 @@ class Unpack:
         return narrow
 
     def constants(self, base: Any, pair: Any, tables: Any) -> list[tuple[Any, Any]]:
-        """What takes the zero points of this thread's two rows off, a group each."""
+        """What takes the zero points of this thread's two rows off, a group each; of what needs nothing for it, None."""
+        if self.power and not self.is_wide:
+            return [(None, None)] * self.record.groups
         known = known_table(self.plan)
         if known:
             # NOTE: from memory, though it is known: `prmt` takes one constant, and ptxas would move the others to a register at every use.
@@ -111,6 +118,8 @@ class Unpack:
 
     def _constants(self, low: Any, high: Any, tables: Any) -> tuple[Any, Any]:
         kind = self.plan.a_dtype
+        if kind == "bfloat16" and self.power:
+            return unpack.bf16x2_of_zero_point(low), unpack.bf16x2_of_zero_point(high)
         if kind == "bfloat16":
             return low * 0x10001 | 0xC300C300, high * 0x10001 | 0xC300C300
         if kind == "float16":
@@ -122,12 +131,18 @@ class Unpack:
     def _wide(self, word: Any, low: Any, high: Any) -> Any:
         if self.plan.w_dtype == "float4_e2m1fn":
             return (unpack.e2m1x8_to_bf16x8 if self.plan.a_dtype == "bfloat16" else unpack.e2m1x8_to_f16x8)(word)
+        if self.power:
+            return unpack.u4x8_to_bf16x8_over_64(word, low, high)
         return (unpack.u4x8_to_bf16x8 if self.plan.a_dtype == "bfloat16" else unpack.u4x8_to_f16x8)(word, low, high)
 
     def _narrow(self, word_low: Any, word_high: Any, low: Any, high: Any) -> Any:
         """Words of rows q and q + 8; a register holds four columns of one, the next the same of the other."""
-        take = unpack.u4x8_to_s8x8 if self.plan.a_dtype == "int8" else unpack.u4x8_by_table
-        (r0, r2), (r1, r3) = take(word_low, low), take(word_high, high)
+        if self.power:
+            plain = unpack.u4x8_to_s8x8_times_16 if self.plan.a_dtype == "int8" else unpack.signs4x8_to_e4m3x8
+            (r0, r2), (r1, r3) = plain(word_low), plain(word_high)
+        else:
+            take = unpack.u4x8_to_s8x8 if self.plan.a_dtype == "int8" else unpack.u4x8_by_table
+            (r0, r2), (r1, r3) = take(word_low, low), take(word_high, high)
         return r0, r1, r2, r3
 
 
@@ -140,7 +155,7 @@ def e4m3_table(zero: int) -> tuple[int, int, int, int]:
 
 def known_table(plan: Int4Plan) -> tuple[int, int, int, int] | None:
     """The one table by which a plan's codes become e4m3; None where there is one for each zero point, or no such plan."""
-    if plan.a_dtype != "float8_e4m3fn" or plan.zeros != "none":
+    if plan.record.order != "table" or plan.zeros != "none":
         return None
     return E2M1_AS_E4M3 if plan.w_dtype == "float4_e2m1fn" else e4m3_table(zero_code(plan))
 
@@ -195,11 +210,14 @@ class Multiply:
         """The steps of K that a group takes part in."""
         return [s for s in range(self.take.steps) if self.take.group_of(s) == group // len(self.halves) * len(self.halves)]
 
-    def issue(self, record: int, frags: list[Any], desc: Any) -> list[Any]:
-        """Issue the products of a record: an accumulator for each group, then, with float zero points, one for the sum of the tokens."""
+    def issue(self, record: int, frags: list[Any], desc: Any, free: list[Any] | None = None) -> list[Any]:
+        """Issue the products of a record: an accumulator for each group, then, with float zero points, one for the sum of the tokens.
+
+        They take the registers of `free`, accumulators that are needed no longer, or others.
+        """
         groups, per_block = self.plan.record.groups, self.take.steps // self.blocks
         block_units = self.plan.block_m * 128 // 16
-        accs = [self.fresh(self.plan.block_m // 2) for _ in range(groups * (1 + self.has_sums))]
+        accs = free or [self.fresh(self.plan.block_m // 2) for _ in range(groups * (1 + self.has_sums))]
         wgmma.fence()
         for i in range(len(accs)):
             half = self.halves[i % groups % len(self.halves)]
@@ -242,11 +260,21 @@ class Multiply:
         return total
 
 
+def queues_products(plan: Int4Plan) -> bool:
+    """Whether a record's products are issued one behind the other, the next record is unpacked behind them, and sums keep their registers.
+
+    Left to itself ptxas spreads the unpacking over the products, and half of it behind the wait for them. Of 16 bits that costs 3 to 7 % from
+    64 tokens on; of e4m3, whose products take half as long, up to 14 % are lost by keeping it from that (H200, 2026-11-30, bench/NOTES.md).
+    """
+    return DTYPES[plan.a_dtype].itemsize == 2 and not plan.fold and plan.block_m >= 64 and plan.block_n <= 128
+
+
 def stage_for(plan: Int4Plan) -> Callable[..., Any]:
     """The operation `stage(total, base, tid, desc, tokens, tables)`: a stage's products, added to `total`."""
     multiply = Multiply(plan)
     take, nbytes = multiply.take, plan.record.nbytes
     load_tokens = fragment.load_token_scales_for(plan.block_m)
+    queues = queues_products(plan)
 
     if plan.is_whole:
         return _whole_stage_for(plan, multiply)
@@ -269,13 +297,19 @@ def stage_for(plan: Int4Plan) -> Callable[..., Any]:
         """
         pair = tid // 4
         frags = take.fragments(base, tid, tables)
+        accs = None
         for record in range(plan.records):
-            accs = multiply.issue(record, frags, desc)
+            accs = multiply.issue(record, frags, desc, accs if queues else None)
+            if queues:
+                # what is loaded behind it, and what is made of that, comes behind the products: ptxas would spread it between them
+                thread.syncwarp()
             here = base + record * nbytes
             scales = take.scales(here, pair)
             rests = take.rests(here, pair) if multiply.has_sums else []
             columns = load_tokens(tokens + record * (plan.block_m * 4)) if multiply.is_scaled else None
             following = take.fragments(here + nbytes, tid, tables) if record + 1 < plan.records else []
+            for frag in following if queues else []:
+                unpack.pin(frag, base)
             accs = multiply.wait(accs)
             unpack.hold([register for frag in frags for register in frag])
             total = multiply.promoted(total, accs, scales, rests, columns)

@@ -30,10 +30,10 @@ from .int4_spec import Int4Plan
 Array = Any
 """Of NumPy: a number, or an array with one element a plan."""
 
-ORDERS = ("bits16", "table", "bytes")
-"""How codes lie and become operands: of 16 bits, e4m3, int8."""
+ORDERS = {"bits16": 0, "signs": 1, "table": 1, "bytes": 2}
+"""How codes lie and become operands: of 16 bits, e4m3, int8. What was measured of e4m3 lies as "signs"."""
 
-PROMOTIONS = (*ORDERS, "rows")
+PROMOTIONS = ("bits16", "e4m3", "bytes", "rows")
 """How sums of a record become sums of all: as of the operands, or of e4m3 whose tokens have one scale."""
 
 
@@ -96,7 +96,7 @@ CONSTANTS = Int4Constants()
 class Work(NamedTuple):
     """What plans do to a problem on a device: numbers, or arrays with one element a plan.
 
-    order           of the codes, its place in `ORDERS`
+    order           of the codes, its number in `ORDERS`
     promotion       its place in `PROMOTIONS`
     records         that one CTA's warpgroups go through, each, in all its rounds
     stage_records   records of a stage, of one warpgroup
@@ -139,8 +139,8 @@ def work_of(plan: Int4Plan, problem: Int4Problem, device: Device, tiles: int, ac
     warpgroups, tokens = plan.block_n // 64, min(plan.block_m, problem.m)
     passes = (2 if plan.zeros == "float" else 1) * (2 if plan.group == 16 and size == 1 else 1)
     return Work(
-        order=ORDERS.index(plan.record.order),
-        promotion=PROMOTIONS.index("rows" if plan.a_by_row else plan.record.order),
+        order=ORDERS[plan.record.order],
+        promotion=PROMOTIONS.index("rows") if plan.a_by_row else ORDERS[plan.record.order],
         records=rounds * problem.records / plan.split,
         stage_records=plan.records,
         warpgroups=warpgroups,

@@ -63,7 +63,7 @@ def refusal(plan: Int4Plan, problem: Int4Problem) -> str | None:
 
 def is_sixteenfold(plan: Int4Plan) -> bool:
     """Whether codes become int8 as sixteen times their value, which three operations do for eight of them and not seven: without zero points."""
-    return plan.a_dtype == "int8" and plan.zeros == "none"
+    return plan.a_dtype == "int8" and plan.w_dtype == "int4" and plan.zeros == "none"
 
 
 def held_of_strip(plan: Int4Plan) -> int:
@@ -152,10 +152,10 @@ class Pace(NamedTuple):
     tokens: float
 
 
-PACES = {"bits16": Pace(0.136, 46.2, 6.1), "table": Pace(0.15, 60.0, 8.0), "bytes": Pace(0.09, 30.0, 4.0)}
-"""By the order of the codes. Those of 8 bits are not measured: ptxas makes 163 and 77 instructions of 16 rows of e4m3 and int8 where bfloat16 has
-125, at whose pace they are taken to run; the chains of products are as long with e4m3, and half as long with int8.
-"""
+PACES = {
+    "bits16": Pace(0.136, 46.2, 6.1), "signs": Pace(0.194, 81.5, 1.7), "table": Pace(0.194, 81.5, 1.7), "bytes": Pace(0.114, 33.8, 1.6)
+}  # fmt: skip
+"""By the order of the codes. Those of 8 bits are fitted to 788 times of 30 products (H200, 2026-11-30, bench/NOTES.md), e4m3 in the order "table"."""
 
 WARP = 0.008
 """us for a warp of a tile, whose sums meet at its end: too little to be told from noise, enough to prefer fewer warps where all else is equal."""

@@ -61,6 +61,58 @@ def u4x8_to_bf16x8(word: u32, low: u32, high: u32) -> Registers(4):
     return _registers(word, [_bits_of_codes("bfloat16", 128, int(minus)) for minus in (low, high)])
 
 
+_SUBNORMAL = " ".join(
+    f"and.b32 t{r}, {'{word}' if r < 2 else 's'}, {('0x000f000f', '0x00f000f0')[r % 2]}; "
+    f"fma.rn.bf16x2 {{out[{r}]}}, t{r}, {('low', 'high')[r % 2]}, {'{low}' if r % 2 == 0 else '{high}'};"
+    for r in range(4)
+)
+
+
+@op(
+    "{{ .reg .b32 s, low, high, t0, t1, t2, t3; mov.b32 low, 0x7f007f00; mov.b32 high, 0x7d007d00; shr.u32 s, {word}, 8; "
+    + _SUBNORMAL
+    + " }}",
+    pure=True,
+)
+def u4x8_to_bf16x8_over_64(word: u32, low: u32, high: u32) -> Registers(4):
+    """and.b32, fma.rn.bf16x2 - eight codes in the order "bits16" as bfloat16, each less a zero point, over 64: the fragment of a step of 16 columns.
+
+    A code in the lowest bits of a bfloat16 is that many 2^-133, a subnormal number; four bits further up that many 2^-129, the lowest bit of the
+    exponent among them, which counts on where the mantissa ends. A product with 2^127 or 2^123 makes both the code over 64.
+
+    PTX:       ISA 9.0, "and", "fma"; sm_80+
+    Scope:     thread
+    Args:      word  u32  codes of registers 0 to 3, the low halves' in bits 0-15
+               low   u32  twice the bfloat16 -z / 64 of registers 0 and 2: `bf16x2_of_zero_point`
+               high  u32  likewise of registers 1 and 3
+    Returns:   four u32
+    Emulates:  exactly
+    """
+    tables = []
+    for minus in (low, high):
+        offset = np.array([int(minus) & 0xFFFF], np.uint16).view(DTYPES["bfloat16"].numpy).astype(np.float32)
+        tables.append((np.arange(16, dtype=np.float32) / 64 + offset).astype(DTYPES["bfloat16"].numpy).view(np.uint16).tolist())
+    return _registers(word, tables)
+
+
+@op(
+    "{{ .reg .b32 z, scale, none; mul.lo.u32 z, {code}, 0x10001; mov.b32 scale, 0xff00ff00; mov.b32 none, 0x80008000; "
+    "fma.rn.bf16x2 {out}, z, scale, none; }}",
+    pure=True,
+)
+def bf16x2_of_zero_point(code: u32) -> u32:
+    """fma.rn.bf16x2 - twice the bfloat16 -code / 64, of a code from 0 to 15: as subnormal numbers, times -2^127.
+
+    PTX:       ISA 9.0, "fma"; sm_80+
+    Scope:     thread
+    Args:      code  u32
+    Returns:   u32
+    Emulates:  exactly
+    """
+    half = int(np.array([-0.0 - int(code) / 64], np.float32).astype(DTYPES["bfloat16"].numpy).view(np.uint16)[0])
+    return u32(half * 0x10001)
+
+
 _F16 = " ".join(
     f"lop3.b32 t{r}, {'{word}' if r < 2 else 's'}, {('0x000f000f, 0x64006400', '0x00f000f0, 0x54005400')[r % 2]}, {_MASKED}; "
     f"add.rn.f16x2 {{out[{r}]}}, t{r}, {('{low}', '{high}')[r % 2]};"
@@ -102,6 +154,45 @@ def u4x8_to_s8x8(word: u32, bias: u32) -> Registers(2):
     """
     parts = (int(word) & 0x0F0F0F0F, int(word) >> 4 & 0x0F0F0F0F)
     return tuple(u32((part + int(bias) & 0xFFFFFFFF) ^ 0x80808080) for part in parts)
+
+
+@op(
+    "{{ .reg .b32 w; lop3.b32 {out[1]}, {word}, 0x80808080, 0xf0f0f0f0, 0x28; shl.b32 w, {word}, 4; "
+    "lop3.b32 {out[0]}, w, 0x80808080, 0xf0f0f0f0, 0x28; }}",
+    pure=True,
+)
+def u4x8_to_s8x8_times_16(word: u32) -> Registers(2):
+    """lop3.b32 - eight codes in the order "bytes" as int8, each less 8, times 16: the upper half of a byte, its top bit turned over.
+
+    PTX:       ISA 9.0, "lop3", "shl"
+    Scope:     thread
+    Args:      word  u32  codes; the low nibbles become register 0, the high ones register 1
+    Returns:   two u32
+    Emulates:  exactly
+    """
+    word = int(word) ^ 0x88888888
+    return u32(word << 4 & 0xF0F0F0F0), u32(word & 0xF0F0F0F0)
+
+
+@op(
+    "{{ .reg .b32 h, s, t; and.b32 s, {word}, 0x01010101; and.b32 t, {word}, 0x0f0f0f0f; mad.lo.u32 {out[0]}, s, 129, t; "
+    "shr.u32 h, {word}, 4; and.b32 s, h, 0x01010101; and.b32 t, h, 0x0f0f0f0f; mad.lo.u32 {out[1]}, s, 129, t; }}",
+    pure=True,
+)
+def signs4x8_to_e4m3x8(word: u32) -> Registers(2):
+    """and.b32, mad.lo.u32 - eight codes in the order "signs" as e4m3, each less 8, over 2^8.
+
+    A nibble 2 m + s becomes a byte 2 m + s + 129 s: the sign, and twice the magnitude, by which e4m3 counts in steps of 2^-9 up to 16, from its
+    subnormal numbers on.
+
+    PTX:       ISA 9.0, "and", "mad", "shr"
+    Scope:     thread
+    Args:      word  u32  codes; the low nibbles become register 0, the high ones register 1
+    Returns:   two u32
+    Emulates:  exactly
+    """
+    parts = (int(word) & 0x0F0F0F0F, int(word) >> 4 & 0x0F0F0F0F)
+    return tuple(u32(part + 129 * (part & 0x01010101)) for part in parts)
 
 
 @op(
@@ -180,6 +271,21 @@ def e4m3x2_to_f32x2(pair: u32) -> Fragment(2):
     Emulates:  exactly
     """
     return DTYPES["float8_e4m3fn"].decode(np.array([int(pair) & 0xFF, int(pair) >> 8 & 0xFF]))
+
+
+@op("{{ .reg .pred p; setp.eq.u32 p, {at}, 0xffffffff; @p st.shared.v4.b32 [{at}], {registers}; }}")
+def pin(registers: Registers(4), at: u32) -> None:
+    """st.shared.v4.b32 - nothing is stored: the predicate never holds. But four registers must have their values here.
+
+    ptxas moves arithmetic behind a wait that follows, where it does not hide; this it does not see through.
+
+    PTX:       ISA 9.0, "st"
+    Scope:     thread
+    Args:      registers  four u32 registers
+               at         u32  a shared address: none is 0xffffffff
+    Returns:   nothing
+    Emulates:  exactly
+    """
 
 
 @op("// hold {registers}")

@@ -18,7 +18,7 @@ from .qtensor import QTensor
 INT4, UINT4, E2M1 = DTYPES["int4"], DTYPES["uint4"], DTYPES["float4_e2m1fn"]
 ACTIVATIONS = tuple(DTYPES[name] for name in ("bfloat16", "float16", "float8_e4m3fn", "int8"))
 SCALES = tuple(DTYPES[name] for name in ("float16", "bfloat16", "float32", "float8_e8m0fnu", "float8_e4m3fn"))
-LAYOUT = "rows64"
+LAYOUT = "rows64.2"
 """The layout's name, with a number when its bytes change: what was prepared by another is refused."""
 
 
@@ -63,7 +63,7 @@ class Int4Weights:
     @property
     def record(self) -> Record:
         """The form of a record."""
-        return Record(order_for(self.a_dtype), self.group, self.scale_dtype.itemsize, self.zeros)
+        return Record(order_for(self.a_dtype, self.dtype, self.zeros), self.group, self.scale_dtype.itemsize, self.zeros)
 
     @property
     def rows(self) -> int:
@@ -77,7 +77,7 @@ class Int4Weights:
 
     def takes(self, a_dtype: DType) -> bool:
         """Whether activations of a type can be multiplied with this order of codes."""
-        return order_for(a_dtype) == order_for(self.a_dtype)
+        return order_for(a_dtype, self.dtype, self.zeros) == order_for(self.a_dtype, self.dtype, self.zeros)
 
     def folds_into(self, a_dtype: DType) -> bool:
         """Whether every weight times its scale, both rounded to a type of 16 bits, is a normal number of it or 0: then a plan may `fold` them.
@@ -145,7 +145,8 @@ def prepare_int4_weights(w: QTensor, a_dtype: DType | str = "bfloat16", *, gate:
 
     Raises:
         DTypeError: another element, scale or activation type.
-        ProblemError: no matrix, groups that do not fit, zero points out of range, or a gate of another form.
+        ProblemError: no matrix, groups that do not fit, zero points out of range, a gate of another form, or a finite scale of 2^120 or more, times
+            which powers of two that go with the operands (`Int4Plan.operand_power`) might leave float32.
 
     >>> from dgnumba.quant import quantize
     >>> prepare_int4_weights(quantize(np.ones((64, 128), np.float32), "int4_g128"))
@@ -161,10 +162,12 @@ def prepare_int4_weights(w: QTensor, a_dtype: DType | str = "bfloat16", *, gate:
             raise ProblemError(
                 "w: expected no act order beside float8_e4m3fn, whose scales go by 128 columns as they stand: permute before A is quantized"
             )
+        _check_scales(w)
         if gate is None:
             return _packed(w, first, kind, False, _range_of(w))
         _check("gate", gate)
         _check_gate(w, gate)
+        _check_scales(gate)
         second = _plain(gate)
         codes, scales, zeros, rests = (None if x is None else _interleaved(x, y) for x, y in zip(first.blocks, second.blocks))
         return _packed(w, _Plain(codes, scales, zeros, rests, first.order), kind, True, _range_of(w, gate))
@@ -253,6 +256,17 @@ def _zero_points(q: QTensor) -> tuple[Any, Any]:
     return whole.astype(np.uint8), rests
 
 
+LARGEST_SCALE = 2.0**120
+"""What scales stay below: kernels multiply them by 2^8 at most, in float32, before they meet sums."""
+
+
+def _check_scales(*tensors: QTensor) -> None:
+    for q in tensors:
+        largest = float(abs(q.scales).max()) if q.scale.size else 0.0
+        if largest >= LARGEST_SCALE and q.dtype is not E2M1:
+            raise ProblemError(f"w: expected scales below 2^120, got {largest:g}")
+
+
 def _interleaved(x: Any, y: Any) -> Any:
     """Rows of two matrices in runs of eight, the last run filled up with zeros, whose products are not stored."""
     xp = namespace(x)
@@ -282,7 +296,7 @@ def _packed(w: QTensor, plain: _Plain, a_dtype: DType, has_gate: bool, scale_ran
     gk = w.granularity[1]
     group = gk if gk < COLUMNS and gk in GROUPS else COLUMNS
     zeros: Zeros = "none" if plain.zeros is None else "integer" if plain.rests is None else "float"
-    record = Record(order_for(a_dtype), group, w.scale_dtype.itemsize, zeros)
+    record = Record(order_for(a_dtype, w.dtype, zeros), group, w.scale_dtype.itemsize, zeros)
     full_rows, full_k = -(-rows // ROWS) * ROWS, max(1, -(-k // COLUMNS)) * COLUMNS
     zero_code = 8 if w.dtype is INT4 or zeros != "none" else 0
 

@@ -49,6 +49,18 @@ def test_sixteen_bits(kind, low, high, rng):
             assert (tile == codes[:, first : first + 16].astype(np.float64) - zero).all()
 
 
+@pytest.mark.parametrize("low, high", [(0, 0), (8, 8), (15, 3), (7, 15)])
+def test_sixteen_bits_over_64(low, high, rng):
+    codes = codes_with(rng)
+    words, known = words_of("bits16", codes), [unpack.bf16x2_of_zero_point(u32(z)) for z in (low, high)]
+    zero = np.where(np.arange(64) // 8 % 2 == 0, low, high)[:, None]
+    for half, step in np.ndindex(2, 4):
+        held = [unpack.u4x8_to_bf16x8_over_64(u32(int(words[half, t, step])), *known) for t in range(128)]
+        tile = wgmma_a_bits16().scatter(np.array(held, np.uint32).view(ml_dtypes.bfloat16).reshape(128, 8)).astype(np.float64)
+        first = 64 * half + 16 * step
+        assert (64 * tile == codes[:, first : first + 16].astype(np.float64) - zero).all()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_sixteen_bits_of_e2m1(kind, rng):
     codes = codes_with(rng)
@@ -76,6 +88,21 @@ def test_bytes(zero, rng):
             tile = eight_bits(words, half, step, lambda w: unpack.u4x8_to_s8x8(w, u32(0x80808080 - zero * 0x01010101)))
             first = 64 * half + 32 * step
             assert (tile.view(np.int8) == codes[:, first : first + 32].astype(np.int16) - zero).all()
+
+
+@pytest.mark.parametrize(
+    "order, take, decode",
+    [
+        ("bytes", unpack.u4x8_to_s8x8_times_16, lambda tile: tile.view(np.int8) / 16),
+        ("signs", unpack.signs4x8_to_e4m3x8, lambda tile: DTYPES["float8_e4m3fn"].decode(tile) * 256),
+    ],
+)
+def test_bytes_by_masks(order, take, decode, rng):
+    codes = codes_with(rng)
+    words = words_of(order, codes)
+    for half, step in np.ndindex(2, 2):
+        first = 64 * half + 32 * step
+        assert (decode(eight_bits(words, half, step, take)) == codes[:, first : first + 32].astype(np.float32) - 8).all()
 
 
 @pytest.mark.parametrize("zero", range(16))

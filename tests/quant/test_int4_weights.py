@@ -99,6 +99,7 @@ def bad(q, **changes):
         (ProblemError, "w: expected a matrix", lambda q: (quantize(np.ones((2, 4, 64), np.float32), "int4_g64"), {})),
         (ProblemError, "zero points from -8 to 7", lambda q: (bad(q, zero_point=np.full(q.scale.shape, 9)), {})),
         (ProblemError, "finite scales", lambda q: (bad(q, scale=np.full_like(q.scale, np.nan)), {})),
+        (ProblemError, r"scales below 2\^120, got 1.32923e\+36", lambda q: (bad(q, scale=np.full_like(q.scale, 2.0**120)), {})),
         (ProblemError, "other counts", lambda q: (bad(q, g_idx=np.zeros(128, np.int32)), {})),
         (DTypeError, "gate: expected a QTensor", lambda q: (q, {"gate": 3})),
         (ProblemError, "gate: expected the form of w", lambda q: (q, {"gate": quantize(np.ones((5, 128), np.float32), "int4_g64")})),

@@ -17,7 +17,10 @@ warp: a record serves both. Thread ``t = 32 warp + 4 q + p`` finds its codes of 
         bits  31-28  27-24  23-20  19-16  15-12  11-8   7-4    3-0
         column 19+4p  3+4p  18+4p   2+4p  17+4p  1+4p   16+4p  0+4p      the low nibbles of its bytes are one register, the high ones another
 
-    order "table" (FP8 activations): the same words, but the lower three bits of a code are where ``prmt`` looks for an index,
+    order "signs" (FP8 activations, int4 without zero points): as "bytes", but a nibble is 2 m + s: its value, code - 8, is m, or where s is 1 -1 - m.
+        So a byte 2 m + s + 129 s is the sign and twice the magnitude, which as an e4m3 is 2^-8 of the value: up to 16 those go by 2^-9
+
+    order "table" (FP8 activations, other weights): the same words, but the lower three bits of a code are where ``prmt`` looks for an index,
         and its top bit where ``prmt`` looks for a byte's sign:
         bits  30-28  26-24  22-20  18-16  14-12  10-8   6-4    2-0
         column 19+4p 18+4p  17+4p  16+4p   3+4p  2+4p   1+4p   0+4p
@@ -38,14 +41,20 @@ from ...dtypes import DType
 from ...errors import ProblemError
 from ...xp import namespace
 
-Order = Literal["bits16", "bytes", "table"]
+Order = Literal["bits16", "bytes", "signs", "table"]
 Zeros = Literal["none", "integer", "float"]
 
 ROWS, COLUMNS = 64, 128
 """Of a record."""
 
 WORD_BYTES = ROWS * COLUMNS // 2
-ORDERS: tuple[Order, ...] = ("bits16", "bytes", "table")
+ORDERS: tuple[Order, ...] = ("bits16", "bytes", "signs", "table")
+SIGNS = np.array([15 - 2 * code if code < 8 else 2 * code - 16 for code in range(16)], np.uint8)
+"""What stands for a code in the order "signs"."""
+
+CODES_OF_SIGNS = np.argsort(SIGNS).astype(np.uint8)
+"""Its inverse."""
+
 GROUPS = (16, 32, 64, 128)
 """Columns that may share a scale within a record; larger groups are whole records."""
 
@@ -137,6 +146,8 @@ class Record:
         """uint8 words ``[N/64, K/128, 2, 4 warps, 8 q, 4 p, 16]`` of codes."""
         xp = namespace(codes)
         n, k = codes.shape
+        if self.order == "signs":
+            codes = xp.asarray(SIGNS)[codes]
         if self.order == "bits16":
             # row = 16 warp + 8 half + q, column = 64 h + 16 j + 8 c + 2 p + i
             parts = codes.reshape(n // ROWS, 4, 2, 8, k // COLUMNS, 2, 4, 2, 4, 2)
@@ -144,7 +155,7 @@ class Record:
         else:
             # row = 16 warp + 8 half + q, column = 64 h + 32 s + 16 c + 4 p + b
             parts = codes.reshape(n // ROWS, 4, 2, 8, k // COLUMNS, 2, 2, 2, 4, 4)
-            nibbles = parts.transpose(*((0, 4, 5, 1, 3, 8, 6, 2, 9, 7) if self.order == "bytes" else (0, 4, 5, 1, 3, 8, 6, 2, 7, 9)))
+            nibbles = parts.transpose(*((0, 4, 5, 1, 3, 8, 6, 2, 7, 9) if self.order == "table" else (0, 4, 5, 1, 3, 8, 6, 2, 9, 7)))
         nibbles = xp.ascontiguousarray(nibbles).reshape(n // ROWS, k // COLUMNS, 2, 4, 8, 4, 4, 8)
         if self.order == "table":
             flags = nibbles >> 3
@@ -164,13 +175,14 @@ class Record:
             parts = nibbles.reshape(n // ROWS, k // COLUMNS, 2, 4, 8, 4, 4, 2, 2, 2)  # tile, record, h, warp, q, p, j, i, c, half
             parts = parts.transpose(0, 3, 9, 4, 1, 2, 6, 8, 5, 7)
         else:
-            inner = (4, 2) if self.order == "bytes" else (2, 4)
+            inner = (2, 4) if self.order == "table" else (4, 2)
             parts = nibbles.reshape(
                 n // ROWS, k // COLUMNS, 2, 4, 8, 4, 2, 2, *inner
             )  # tile, record, h, warp, q, p, s, half, (b, c) or (c, b)
-            c, b = (9, 8) if self.order == "bytes" else (8, 9)
+            c, b = (8, 9) if self.order == "table" else (9, 8)
             parts = parts.transpose(0, 3, 7, 4, 1, 2, 6, c, 5, b)
-        return xp.ascontiguousarray(parts).reshape(n, k)
+        codes = xp.ascontiguousarray(parts).reshape(n, k)
+        return xp.asarray(CODES_OF_SIGNS)[codes] if self.order == "signs" else codes
 
     def _blocks(self, values: Any, n: int, k: int) -> Any:
         """A value a group ``[N, K / group]`` as bytes ``[N/64, K/128, groups * 64 * size]``."""
@@ -187,6 +199,10 @@ class Record:
         return xp.ascontiguousarray(parts).reshape(tiles * ROWS, records * self.groups, size)
 
 
-def order_for(activation: DType) -> Order:
-    """The order of the codes for activations of a type."""
-    return "bits16" if activation.itemsize == 2 else "table" if activation.is_float else "bytes"
+def order_for(activation: DType, weights: DType, zeros: Zeros) -> Order:
+    """The order of the codes of weights for activations of a type."""
+    if activation.itemsize == 2:
+        return "bits16"
+    if not activation.is_float:
+        return "bytes"
+    return "signs" if weights.name == "int4" and zeros == "none" else "table"

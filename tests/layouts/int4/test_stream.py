@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dgnumba.errors import ProblemError
-from dgnumba.layouts.int4.stream import ORDERS, Record
+from dgnumba.layouts.int4.stream import CODES_OF_SIGNS, ORDERS, SIGNS, Record
 
 FORMS = [(128, 2, "none"), (128, 4, "integer"), (64, 2, "float"), (32, 1, "none"), (16, 1, "none"), (16, 4, "float")]
 
@@ -28,15 +28,16 @@ def test_pack_and_unpack_invert_each_other(order, group, size, zeros, rng):
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_every_code_has_a_place_of_its_own(order):
-    """Each bit of each code, alone, turns one bit of the words, and no two the same."""
+    """Each bit of each code (or of what stands for it), alone, turns one bit of the words, and no two the same."""
     record, ones = Record(order, 128, 4), np.ones((64, 1), np.float32)
     places = {}
-    none = record.pack(np.zeros((64, 128), np.uint8), ones)[0, 0, :4096]
+    stands_for = CODES_OF_SIGNS if order == "signs" else np.arange(16, dtype=np.uint8)
+    none = record.pack(np.full((64, 128), stands_for[0]), ones)[0, 0, :4096]
     for row in range(0, 64, 9):
         for column in range(128):
             for bit in range(4):
-                codes = np.zeros((64, 128), np.uint8)
-                codes[row, column] = 1 << bit
+                codes = np.full((64, 128), stands_for[0])
+                codes[row, column] = stands_for[1 << bit]
                 changed = np.unpackbits(record.pack(codes, ones)[0, 0, :4096] ^ none)
                 assert changed.sum() == 1
                 places.setdefault(int(changed.argmax()), []).append((row, column, bit))
@@ -66,6 +67,15 @@ def test_the_picture_is_what_is_done():
         assert nibble(plain, row + 8, 32 + 16 + 4 * p + b) == (0, thread, 3, 8 * b + 4)
         assert nibble(table, row, 32 + 4 * p + b) == (0, thread, 2, 4 * b)
         assert nibble(table, row + 8, 32 + 16 + 4 * p + b) == (0, thread, 3, 16 + 4 * b)
+
+
+def test_signs_stand_for_values():
+    """A nibble 2 m + s is m, or -1 - m; in the places of "bytes"."""
+    assert sorted(SIGNS) == list(range(16)) and (CODES_OF_SIGNS[SIGNS] == np.arange(16)).all()
+    for code, stands in enumerate(SIGNS.tolist()):
+        assert code - 8 == (-1 - stands // 2 if stands % 2 else stands // 2)
+    codes, ones = np.arange(64 * 128, dtype=np.uint32).reshape(64, 128).astype(np.uint8) % 16, np.ones((64, 1), np.float32)
+    assert (Record("signs", 128, 4).pack(codes, ones) == Record("bytes", 128, 4).pack(SIGNS[codes], ones)).all()
 
 
 def test_scales_of_rows_that_a_thread_holds_are_neighbours():

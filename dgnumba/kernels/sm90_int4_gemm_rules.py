@@ -63,6 +63,21 @@ def accumulators(plan: Int4Plan) -> int:
     return plan.block_m // 2 * plan.record.groups * (2 if plan.zeros == "float" else 1)
 
 
+def sums_fit(plan: Int4Plan) -> bool:
+    """Whether ptxas finds registers for a record's sums beside its fragments.
+
+    Beyond it spills or serialises the products: what ptxas 13.0 made of 3,065 candidates of all groups and zero points (2026-11-30).
+    """
+    if plan.fold or plan.is_whole:
+        return True
+    if plan.block_n == 256 and DTYPES[plan.a_dtype].itemsize == 2:
+        most = {"none": 32, "integer": 24, "float": 8}[plan.zeros]
+        return plan.block_m * plan.record.groups <= (64 if plan.records == 1 and plan.zeros != "float" else most)
+    if plan.records == RECORD_COUNTS[-1] and plan.a_dtype != "float8_e4m3fn":
+        return accumulators(plan) <= (24 if plan.zeros == "float" else 40)
+    return True
+
+
 RULES: tuple[Rule, ...] = (
     (
         "A of 16 bits and scales that may be folded into the weights",
@@ -84,6 +99,10 @@ RULES: tuple[Rule, ...] = (
     (
         "tables of e4m3 in the registers, beside the accumulators of all groups: fewer tokens, or fewer records a stage",
         lambda plan, _: plan.a_dtype != "float8_e4m3fn" or tables_fit(plan),
+    ),
+    (
+        "sums and fragments of all groups in the registers, at several records a stage or beside 256 rows: fewer tokens",
+        lambda plan, _: sums_fit(plan),
     ),
     (
         "one record a stage for float zero points and for folded scales beside 256 rows",

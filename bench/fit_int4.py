@@ -33,11 +33,11 @@ START = Int4Constants(
 
 FREE = tuple(
     "launch split exchange tile store wgmma_floor latency stage unpack_wide unpack_table unpack_bytes promotion_table promotion_bytes "
-    "promotion_rows memory_share fold fold_sharing".split()
+    "promotion_rows memory_share fold fold_sharing sharing".split()
 )
 """What is fitted."""
 
-NEAR, FAR, BELIEF, SPREAD, OUTLIER = 0.15, 0.15, 0.03, 1.0, 0.03
+NEAR, FAR, BELIEF, SPREAD, OUTLIER = 0.15, 0.15, 0.03, 2.0, 0.03
 """As in `fit_cost`."""
 
 Regrets = dict[Int4Problem, tuple[float, Int4Plan, Int4Plan]]

@@ -4,7 +4,8 @@
 
 ``|| ... ||`` is a norm: the largest, and a little more where two are level. For a record, 64 rows of weights by 128 of K, of each warpgroup
 
-    multiprocessor  || alone, tensor, issue ||, as warpgroups share the tensor cores and the schedulers, but not their waiting:
+    multiprocessor  || alone, || tensor, issue || ||, as warpgroups share the tensor cores and the schedulers, but not their waiting; the inner
+                    norm is low, between a sum and the larger: what is issued beside products slows these (bench/NOTES.md):
         alone       of one warpgroup: products, their way through the pipe, and the unpacking that they do not hide. The first record of a
                     stage hides behind nothing, so that stages of several records take less
         tensor      products of all warpgroups
@@ -63,31 +64,33 @@ class Int4Constants:
     port             B/cycle     into one multiprocessor
     memory_share     share       of the data sheet's bandwidth that is reached
     norm             -           exponent of the norm in which multiprocessor, port and memory meet
-    sharing          -           the same of what is in a multiprocessor: lower, as warpgroups wait for each other by chance
+    pipes            -           the same of products and other instructions
+    sharing          -           the same of these and a warpgroup alone: lower, as warpgroups wait for each other by chance
     """
 
     clock: float = 1.75
-    launch: float = 3.07
-    split: float = 1.19
-    exchange: float = 24.0
-    tile: float = 0.279
-    store: float = 12.0
-    wgmma_floor: float = 12.0
-    latency: float = 92.2
-    stage: float = 28.7
-    unpack_wide: float = 115.0
-    unpack_table: float = 149.0
-    unpack_bytes: float = 69.6
+    launch: float = 3.11
+    split: float = 1.1
+    exchange: float = 29.1
+    tile: float = 0.179
+    store: float = 14.1
+    wgmma_floor: float = 10.7
+    latency: float = 117.0
+    stage: float = 22.0
+    unpack_wide: float = 100.0
+    unpack_table: float = 82.3
+    unpack_bytes: float = 16.0
     promotion_wide: float = 1.0
-    promotion_table: float = 3.11
-    promotion_bytes: float = 2.67
-    promotion_rows: float = 2.02
-    fold: float = 32.2
-    fold_sharing: float = 3.39
+    promotion_table: float = 3.33
+    promotion_bytes: float = 3.03
+    promotion_rows: float = 1.96
+    fold: float = 62.4
+    fold_sharing: float = 6.54
     port: float = 64.0
-    memory_share: float = 0.919
+    memory_share: float = 0.917
     norm: float = 4.0
-    sharing: float = 2.0
+    pipes: float = 1.5
+    sharing: float = 3.01
 
 
 CONSTANTS = Int4Constants()
@@ -168,7 +171,7 @@ def microseconds(work: Work, c: Int4Constants = CONSTANTS) -> Array:
     alone = first * (products + unpack) + (1 - first) * np.maximum(products, unpack) + promotion
     issue = unpack + promotion + first * c.stage
     sharing = c.sharing + (c.fold_sharing - c.sharing) * work.is_folded * np.minimum(work.tokens / 128, 1)
-    cycles = _norm(sharing, alone, work.warpgroups * tensor, work.warpgroups * issue)
+    cycles = _norm(sharing, alone, _norm(c.pipes, work.warpgroups * tensor, work.warpgroups * issue))
     per_us = c.clock * 1e3
     memory = work.nbytes / (c.memory_share * work.rate)
     pace = _norm(c.norm, work.records * cycles / per_us, work.records * work.record_bytes / (c.port * per_us), memory)

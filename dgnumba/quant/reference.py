@@ -27,20 +27,31 @@ A, B = (1, BLOCK), (BLOCK, BLOCK)
 """Rows and columns that share a scale, of the left and of the right operand."""
 
 TAU_WGMMA = 1.7e-2
-"""Largest error of Hopper's FP8 tensor core over 128 of K, as a share of the sum of ``|a||b|``.
+"""Largest error of Hopper's FP8 tensor core over 128 of K, as a share of the sum of ``|a|~ |b|~`` (`as_aligned`).
 
-Each of 4 steps of 32 products aligns 34 terms to the largest and cuts each below 2^-13 of it:
-136 * 2^-13 = 1.66e-2.
+Each of 4 steps of 32 products aligns 34 terms to the largest exponent and cuts each below 2^-13 of it:
+136 * 2^-13 = 1.66e-2. A product's exponent is the sum of its factors' as they are stored, which for a
+subnormal number is that of the smallest normal one (`emu.tensor_core`): up to 2^3 times too much for e4m3.
 """
 
 TAU_FLOAT32 = BLOCK * 2.0**-24
-"""The same for products that are summed in float32, in any order."""
+"""The same for products that are summed in float32, in any order, as a share of the sum of ``|a||b|``: nothing is aligned."""
 
 EXACT_BITS = 14
 """Bits that survive in the tensor core's accumulator: the width of the exact zone."""
 
 
 Pair = QTensor | tuple[Any, Any]
+
+
+def as_aligned(values: Any, smallest: float) -> Any:
+    """``|x|~``: the magnitudes of values as a tensor core aligns them, those other than 0 at least the `smallest` normal number.
+
+    >>> as_aligned(np.float64([-3.0, 0.0, 2.0**-9]), E4M3.min_normal).tolist()
+    [3.0, 0.0, 0.015625]
+    """
+    size = np.abs(values)
+    return np.where(size > 0, np.maximum(size, smallest), size)
 
 
 @overload
@@ -108,20 +119,21 @@ def error_bound(
 ) -> Any:
     """How far each element of a right result may lie from `gemm_reference`, float64 ``[M,N]``.
 
-    With S = the sum of the magnitudes of all terms, C the oracle's value and u the unit roundoff of
-    the output type (0 for float32, whose rounding is that of the last addition):
+    With S = the sum of the magnitudes of all terms, S~ the same with every code but 0 at least the smallest
+    normal number of its type, C the oracle's value and u the unit roundoff of the output type (0 for
+    float32, whose rounding is that of the last addition):
 
-        bound = E + u * (|C| + E) + tiny      E = (tau + gamma) * S      gamma = (K/128 + 3) * 2^-24
+        bound = E + u * (|C| + E) + tiny      E = tau * S~ + gamma * S      gamma = (K/128 + 3) * 2^-24
 
-    Rigorous for every input: `tau` holds for any codes, gamma counts the roundings of the promotion
-    in float32, and tiny what underflows. Where the result may leave the output's range the bound is
-    infinite; where the oracle is NaN it is NaN.
+    Rigorous for every input, of a tensor core that adds as `emu.tensor_core` says: `tau` holds for any codes
+    (why S~: `TAU_WGMMA`), gamma counts the roundings of the promotion in float32, and tiny what underflows.
+    Where the result may leave the output's range the bound is infinite; where the oracle is NaN it is NaN.
 
     Args:
         operands: as in `gemm_reference`, of e4m3 or e5m2 with scales of their blocks alone; behind them the
             `out_dtype`, if it is not named.
         out_dtype: element type of the result.
-        tau: share of S that the sum over one block of K may lose; `TAU_FLOAT32` for the host path.
+        tau: share of S~ that the sum over one block of K may lose; or `TAU_FLOAT32`, for the host path, which is a share of S.
         gran_a, gran_b: elements that share a scale, as in `gemm_reference`.
 
     Raises:
@@ -136,9 +148,12 @@ def error_bound(
     (a, sfa, gran_a), (b, sfb, gran_b) = (_fp8(q, n, g) for q, n, g in zip(_two(tuple(operands)), "ab", (gran_a or A, gran_b or B)))
     out, k = as_dtype(out_dtype), np.shape(a)[1]
     oracle = gemm_reference(a, sfa, b, sfb, gran_a=gran_a, gran_b=gran_b)
-    size = _product(np.abs(_values(a)), sfa, np.abs(_values(b)), sfb, gran_a, gran_b)
+    x, y = np.abs(_values(a)), np.abs(_values(b))
+    size = aligned = _product(x, sfa, y, sfb, gran_a, gran_b)
+    if tau != TAU_FLOAT32 and (_has_subnormals(a) or _has_subnormals(b)):
+        aligned = _product(as_aligned(x, _row(a).min_normal), sfa, as_aligned(y, _row(b).min_normal), sfb, gran_a, gran_b)
     blocks = -(-k // BLOCK)
-    error = (tau + (blocks + 3) * F32.unit_roundoff) * size
+    error = tau * aligned + (blocks + 3) * F32.unit_roundoff * size
     # Half a subnormal step a promotion, and for each product of two scales, times what it scales.
     tiny = F32.min_subnormal / 2 * (blocks + 1 + k * _row(a).max * _row(b).max) + out.min_subnormal / 2
     unit = 0.0 if out is F32 else out.unit_roundoff
@@ -162,14 +177,16 @@ def exact_integer_reference(
     Each block of 128 of K is summed in integers; then, block after block, the scales are multiplied
     in float32 and their product times the sum is added with one rounding, as the kernel does.
 
-    In the exact zone the products of a block are multiples of some 2^t and their magnitudes sum to
-    less than 2^(t + bits), so that no accumulator of that many bits drops any. For `bits` = None
-    any codes of e4m3 are taken, and the sum is rounded once to float32, as on the host path.
+    In the exact zone the products of a block are multiples of some 2^t and their magnitudes, as the
+    tensor core aligns them (`as_aligned`), sum to less than 2^(t + bits), so that no accumulator of that
+    many bits drops any. For `bits` = None any codes of e4m3 are taken, and the sum is rounded once to
+    float32, as on the host path.
 
     Raises:
         ProblemError: outside the exact zone; names the element. Or `bits` None for e5m2, of whose sums float64 loses bits.
     """
     x, y = (_values(codes) / _row(codes).min_subnormal for codes in (a, b))
+    normal = [2.0 ** _row(codes).mantissa for codes in (a, b)]
     unit = _row(a).min_subnormal * _row(b).min_subnormal
     if bits is None and E5M2 in (_row(a), _row(b)):
         raise ProblemError(f"bits: expected a number for {E5M2}, got None")
@@ -178,7 +195,7 @@ def exact_integer_reference(
     for kb, k0 in enumerate(range(0, x.shape[1], BLOCK)):
         xs, ys = x[:, k0 : k0 + BLOCK], y[:, k0 : k0 + BLOCK]
         if bits is not None:
-            _check_exact(xs, ys, bits, kb)
+            _check_exact(xs, ys, normal, bits, kb)
         # Integers below 2^43 throughout, or few bits of longer ones: float64 sums them exactly in any order.
         acc = (xs @ ys.T * unit).astype(np.float32)
         scale = np.multiply.outer(np.asarray(sfa)[:, kb], sfb_rows[:, kb], dtype=np.float32)
@@ -187,8 +204,9 @@ def exact_integer_reference(
         return total.astype(as_dtype(out_dtype).numpy)
 
 
-def _check_exact(x: Any, y: Any, bits: int, kb: int) -> None:
-    size = np.abs(x) @ np.abs(y).T
+def _check_exact(x: Any, y: Any, normal: list[float], bits: int, kb: int) -> None:
+    """`normal`: the smallest normal number of either type, in the integers' unit."""
+    size = as_aligned(x, normal[0]) @ as_aligned(y, normal[1]).T
     unit = np.multiply.outer(_lowest_bit(x), _lowest_bit(y))
     outside = ~(size < unit * 2.0**bits)
     if outside.any():
@@ -248,6 +266,12 @@ def _float64(sf: Any, granularity: tuple[int, int], codes: Any) -> Any:
 def _row(codes: Any) -> DType:
     """What codes are: e5m2 where the array says so, else e4m3."""
     return E5M2 if codes.dtype == E5M2.numpy else E4M3
+
+
+def _has_subnormals(codes: Any) -> bool:
+    """Whether any is one: bits of the mantissa, none of the exponent."""
+    size = view_bytes(codes) & 0x7F
+    return bool(((size > 0) & (size < 1 << _row(codes).mantissa)).any())
 
 
 def _values(codes: Any) -> Any:

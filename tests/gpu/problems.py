@@ -119,19 +119,20 @@ SENTINEL = {4: np.float32(-7), 2: np.uint16(0xC0E0)}  # -7
 
 
 def reference(cupy, a, sfa, b, sfb):
-    """The product and the sum of its terms' magnitudes, float64."""
+    """The product, the sum of its terms' magnitudes, and that sum as the tensor core aligns them (`quant.reference.as_aligned`), float64."""
     values = cupy.asarray(E4M3.decode(np.arange(256)).astype(np.float64))
     k = a.shape[1]
-    a_real = values[a] * cupy.repeat(sfa.astype(cupy.float64), 128, axis=1)[:, :k]
+    sfa_columns = cupy.repeat(sfa.astype(cupy.float64), 128, axis=1)[:, :k]
     sfb_rows = cupy.repeat(cupy.repeat(sfb.astype(cupy.float64), 128, axis=0)[: b.shape[0]], 128, axis=1)[:, :k]
-    b_real = values[b] * sfb_rows
-    return a_real @ b_real.T, cupy.abs(a_real) @ cupy.abs(b_real).T
+    aligned = cupy.where(values == 0, 0, cupy.maximum(cupy.abs(values), E4M3.min_normal))
+    tables = (values, cupy.abs(values), aligned)
+    return tuple((table[a] * sfa_columns) @ (table[b] * sfb_rows).T for table in tables)
 
 
-def bound(cupy, oracle, size, k, d_dtype):
+def bound(cupy, oracle, size, aligned, k, d_dtype):
     """`quant.reference.error_bound`, from what `reference` gives; for scales whose products do not overflow."""
     blocks = -(-k // 128)
-    error = (TAU_WGMMA + (blocks + 3) * U) * size
+    error = TAU_WGMMA * aligned + (blocks + 3) * U * size
     tiny = F32.min_subnormal / 2 * (blocks + 1 + k * E4M3.max**2) + d_dtype.min_subnormal / 2
     unit = 0.0 if d_dtype is F32 else d_dtype.unit_roundoff
     out = error + unit * (cupy.abs(oracle) + error) + tiny

@@ -48,7 +48,7 @@ def check(cupy, rng, problem, chosen, kind):
         return "wrote outside of d", 0.0
     if problem.is_empty:
         return None, 0.0
-    oracle, size = reference(cupy, a, sfa, b, sfb)
+    oracle, size, aligned = reference(cupy, a, sfa, b, sfb)
     if kind == "exact":
         got = d.view(cupy.uint32) if d.dtype == cupy.float32 else d
         wrong = cupy.ascontiguousarray(got) != bits_of(cupy, oracle + 0.0, problem.d_dtype)
@@ -59,7 +59,7 @@ def check(cupy, rng, problem, chosen, kind):
             if bool(wrong.any())
             else None
         ), 0.0
-    limit = bound(cupy, oracle, size, problem.k, problem.d_dtype)
+    limit = bound(cupy, oracle, size, aligned, problem.k, problem.d_dtype)
     error = cupy.abs(as_float64(cupy, d) - oracle)
     wrong = ~((error <= limit) | cupy.isinf(limit))
     share = float(cupy.where(cupy.isfinite(limit), error / limit, 0).max())
@@ -102,11 +102,11 @@ def test_the_bound_here_is_the_hosts(cupy, rng):
     for out in ("bfloat16", "float32"):
         problem = GemmProblem(37, 150, 300, d_dtype=out)
         (a, sfa), (b, sfb) = operands(cupy, rng, 37, 150, 300, "any")
-        oracle, size = reference(cupy, a, sfa, b, sfb)
+        oracle, size, aligned = reference(cupy, a, sfa, b, sfb)
         host = [x.get() for x in (a, sfa, b, sfb)]
         expected = gemm_reference(*host)
         np.testing.assert_allclose(oracle.get(), expected, rtol=0, atol=float(size.max()) * 300 * 2.0**-52)
-        np.testing.assert_allclose(bound(cupy, oracle, size, 300, problem.d_dtype).get(), error_bound(*host, out), rtol=1e-12)
+        np.testing.assert_allclose(bound(cupy, oracle, size, aligned, 300, problem.d_dtype).get(), error_bound(*host, out), rtol=1e-12)
 
 
 def test_the_check_sees_faults(cupy, rng, monkeypatch):

@@ -13,6 +13,7 @@ DIFFERS: the kernel splits K where that is faster, and then adds the parts' tota
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,17 @@ from ..int4_problem import fold_error
 from ..layouts.int4.stream import Zeros
 from .int4_weights import Int4Weights
 from .qtensor import QTensor
-from .reference import TAU_WGMMA
+from .reference import TAU_WGMMA, as_aligned
 
 BF16, F16, F32 = DTYPES["bfloat16"], DTYPES["float16"], DTYPES["float32"]
-E4M3, INT8 = DTYPES["float8_e4m3fn"], DTYPES["int8"]
+E4M3, INT8, INT4 = DTYPES["float8_e4m3fn"], DTYPES["int8"], DTYPES["int4"]
+
+_LARGEST_TERM = {E4M3: 2**12, INT8: 2**14, INT4: 2**14}
+"""By activations, at least half of the largest product of two operands: below float32's normal numbers a scale may be off by half of 2^-149.
+
+Of e4m3 448 * 15, and what rests of zero points add, by the product of two scales; of INT8 16 * 128 * 8: int4 without zero points is multiplied
+as 16 times itself, and its scale is a sixteenth.
+"""
 
 _TILE = 256
 """Rows of the weights that are decoded at a time."""
@@ -137,6 +145,18 @@ def int4_gemm_reference(a: Any, w: QTensor) -> tuple[Any, Any]:
 
     Raises `DTypeError` for a `w` that is none, `ProblemError` for another K.
     """
+    left, right = _factors(a, w)
+    return left @ right.T, np.abs(left) @ np.abs(right).T
+
+
+def _size(a: Any, w: QTensor) -> Any:
+    """S alone."""
+    left, right = _factors(a, w)
+    return np.abs(left) @ np.abs(right).T
+
+
+def _factors(a: Any, w: QTensor) -> tuple[Any, Any]:
+    """Both operands in float64."""
     if not isinstance(w, QTensor):
         raise DTypeError(f"w: expected the QTensor, got {type(w).__name__}")
     if len(a.shape) != 2 or a.shape[1] != w.shape[1]:
@@ -144,10 +164,14 @@ def int4_gemm_reference(a: Any, w: QTensor) -> tuple[Any, Any]:
     if isinstance(a, QTensor):
         left = a.dequantize("float64")
     else:
-        values = np.asarray(a)
-        left = (values.view(BF16.numpy) if values.dtype == np.uint16 else values).astype(np.float64)
-    right = w.dequantize("float64")
-    return left @ right.T, np.abs(left) @ np.abs(right).T
+        left = _floats(a)
+    return left, w.dequantize("float64")
+
+
+def _floats(a: Any) -> Any:
+    """Values of an array of floats, or of the bits of bfloat16, in float64."""
+    values = np.asarray(a)
+    return (values.view(BF16.numpy) if values.dtype == np.uint16 else values).astype(np.float64)
 
 
 def int4_error_bound(a: Any, w: QTensor, out_dtype: DType | str = "bfloat16", *, fold: bool | None = None) -> Any:
@@ -155,36 +179,97 @@ def int4_error_bound(a: Any, w: QTensor, out_dtype: DType | str = "bfloat16", *,
 
     `fold` says which way the plan goes (`Int4Plan.fold`): False, scales meet sums; True, they meet weights; None, either, as the settings allow.
 
-    With S = the sum of the magnitudes of all terms, C the oracle's value, u the unit roundoff of the output type, G the groups of K::
+    With S = the sum of the magnitudes of all terms, S~ the same as the tensor core aligns them, C the oracle's value, u the unit roundoff of the
+    output type, G the groups of K::
 
-        bound = E + u * (|C| + E) + tiny       E = (r + (1 + r) f (tau + gamma)) S      gamma = (2 G + 6) * 2^-24
+        bound = E + u * (|C| + E) + tiny       E = r S + (1 + r) f (tau S~ + gamma S)      gamma = (2 G + 6) * 2^-24
 
     It is infinite where a sum may leave float32 or the output type, be it before the scales of A's rows, and the weights' global scale,
-    meet it; what they multiply last counts in `tiny` too, as they enlarge what was lost below float32's normal numbers.
+    meet it; what they multiply last counts in `tiny` too, as they enlarge what was lost below float32's normal numbers. So it is where scales
+    themselves may leave it that are multiplied first (`_first_scales`).
 
     tau is what sums within groups may lose: 2^-23 K for 16 bits (the tensor core cuts its last bit), 1.7e-2 for e4m3 (`TAU_WGMMA`), 0 for
-    int8. f is 1; with float zero points 4: there d = code - rint(z) and r = rint(z) - z are multiplied apart, and |d| + |r| is at most
-    3 |d + r|, which the roundings of scale times r exceed by less than another. r is what folding rounds a weight by, of itself
-    (`int4_problem.fold_error`): for bfloat16 activations 2^-8, or 2^-7 and a little where scales are of another type than bfloat16, for float16
-    2^-11 or 2^-10; 0 where nothing is folded, and where scales have few bits, as those of MXFP4 and NVFP4.
+    int8; S~ why there (`_as_aligned`). f is 1; with float zero points 4: there d = code - rint(z) and r = rint(z) - z are multiplied apart, and
+    |d| + |r| is at most 3 |d + r|, which the roundings of scale times r exceed by less than another. r is what folding rounds a weight by, of
+    itself (`int4_problem.fold_error`): for bfloat16 activations 2^-8, or 2^-7 and a little where scales are of another type than bfloat16, for
+    float16 2^-11 or 2^-10; 0 where nothing is folded, and where scales have few bits, as those of MXFP4 and NVFP4.
     """
     out = as_dtype(out_dtype)
     kind = a.dtype if isinstance(a, QTensor) else _float_type(np.asarray(a))
-    oracle, size = int4_gemm_reference(a, w)
+    left, right = _factors(a, w)
+    oracle, size = left @ right.T, np.abs(left) @ np.abs(right).T
     k = w.shape[1]
     groups = -(-k // min(w.granularity[1], 128))
     tau = {E4M3: TAU_WGMMA}.get(kind, 0.0) if kind.itemsize == 1 else k * 2.0**-23
     zeros = _zeros_of(w)
-    off = fold_error(kind, w.dtype, w.scale_dtype, zeros) if _folds(fold, kind, zeros) else 0.0
-    error = (off + (1 + off) * (4 if zeros == "float" else 1) * (tau + (2 * groups + 6) * F32.unit_roundoff)) * size
+    folds = _folds(fold, kind, zeros)
+    off = fold_error(kind, w.dtype, w.scale_dtype, zeros) if folds else 0.0
+    x, y = _as_aligned(a, w, kind, zeros, folds)
+    aligned = size if x is a and y is w else _size(x, y)
+    error = off * size + (1 + off) * (4 if zeros == "float" else 1) * (tau * aligned + (2 * groups + 6) * F32.unit_roundoff * size)
     unit = 0.0 if out is F32 else out.unit_roundoff
     least, most = _met_last(a, w)
-    tiny = out.min_subnormal + F32.min_subnormal * (groups + 1 + 16 * k) * most
+    tiny = out.min_subnormal + F32.min_subnormal * (groups + 1 + _LARGEST_TERM.get(kind, 16) * k) * most
+    if zeros == "float":  # scale times r is off by half of it, times the sum of A
+        tiny = tiny + F32.min_subnormal * np.abs(left).sum(axis=1, keepdims=True) * _global_scale(w)
     bound = error + unit * (np.abs(oracle) + error) + tiny
     with np.errstate(divide="ignore", invalid="ignore"):  # a scale of 0: all of its row is 0
-        bound[(size + bound >= min(out.max, F32.max)) | ((size + error) / least >= F32.max)] = np.inf
+        overflows = ((size + error) / least >= F32.max) | (_first_scales(a, w, kind, zeros) >= F32.max)
+    bound[(size + bound >= min(out.max, F32.max)) | overflows] = np.inf
     bound[np.isnan(oracle)] = np.nan
     return bound
+
+
+def _as_aligned(a: Any, w: QTensor, kind: DType, zeros: Zeros, folds: bool) -> tuple[Any, QTensor]:
+    """The operands with magnitudes as the tensor core aligns them: it takes a subnormal number for as large as the smallest normal one.
+
+    Beside e4m3, int4 without zero points is (code - 8) * 2^-8, of which 1 to 3 are subnormal; other weights of 4 bits are normal numbers, as are
+    folded ones. For float16 and bfloat16 it matters only where those are: else all terms are multiples of a bit that is not cut beside a
+    subnormal one. Operands in which nothing is subnormal are given as they are.
+    """
+    left = _raised(a, kind.min_normal) if kind is E4M3 or folds else a
+    return left, _raised(w, 4.0) if kind is E4M3 and _is_subnormal_int4(w, zeros) else w
+
+
+def _raised(x: Any, least: float) -> Any:
+    """An operand whose codes, or values, other than 0 have at least a magnitude; itself where they have."""
+    if isinstance(x, QTensor):
+        values = x.dtype.decode(x.codes)
+        is_less = (values != 0) & (np.abs(values) < least)
+        if not is_less.any():
+            return x
+        return replace(x, data=np.where(is_less, x.dtype.encode(np.float32(least)), x.codes), packing=None, extents=())
+    values = _floats(x)
+    aligned = as_aligned(values, least)
+    return aligned if (aligned > np.abs(values)).any() else x
+
+
+def _is_subnormal_int4(w: QTensor, zeros: Zeros) -> bool:
+    """Whether weights are 2^-8 of their codes beside e4m3, and their scales 2^8 of themselves."""
+    return w.dtype is INT4 and zeros == "none"
+
+
+def _first_scales(a: Any, w: QTensor, kind: DType, zeros: Zeros) -> Any:
+    """The largest product of scales that meets a sum of e4m3, for each row and column: ``[M,N]``, ``[1,N]``, or 0 beside other activations.
+
+    Of the weights', 2^8 where that is taken off the weights, and A's where they are of its blocks; in any order: one below 1 makes none smaller.
+    """
+    if kind is not E4M3:
+        return 0.0
+    columns = np.repeat(np.abs(w.scales.astype(np.float64)).max(axis=1, initial=0.0), w.granularity[0])[None, : w.shape[0]]
+    taken = 2.0**8 if _is_subnormal_int4(w, zeros) else 1.0
+    if not _by_blocks(a):
+        return taken * columns
+    rows = np.abs(a.scales.astype(np.float64)).max(axis=1, keepdims=True, initial=0.0)
+    return taken * np.maximum(rows, 1.0) * np.maximum(columns, 1.0)
+
+
+def _by_blocks(a: Any) -> bool:
+    return isinstance(a, QTensor) and a.dtype is E4M3 and a.granularity == (1, 128)
+
+
+def _global_scale(w: QTensor) -> float:
+    return 1.0 if w.global_scale is None else abs(float(w.global_scale))
 
 
 def _met_last(a: Any, w: QTensor) -> tuple[Any, Any]:
@@ -192,9 +277,8 @@ def _met_last(a: Any, w: QTensor) -> tuple[Any, Any]:
 
     First by the weights' global scale, then by the scales of A's rows; blocks of A have met theirs by then.
     """
-    alpha = 1.0 if w.global_scale is None else abs(float(w.global_scale))
-    by_row = isinstance(a, QTensor) and not (a.dtype is E4M3 and a.granularity == (1, 128))
-    token = np.abs(np.asarray(a.scale, np.float64)) if by_row else np.float64(1.0)
+    alpha = _global_scale(w)
+    token = np.abs(np.asarray(a.scale, np.float64)) if isinstance(a, QTensor) and not _by_blocks(a) else np.float64(1.0)
     ahead = (np.ones_like(token), token, alpha * token)
     return np.minimum.reduce(ahead), np.maximum.reduce(ahead)
 

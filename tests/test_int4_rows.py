@@ -128,7 +128,7 @@ def test_the_bound_counts_what_a_rows_scale_enlarges(rng):
 
 @pytest.mark.parametrize("form", ["fp8_row", "int8_row"])
 def test_the_bound_is_infinite_where_sums_overflow_before_a_rows_scale(form, rng):
-    a, q = extreme(rng, form, 2.0**-100, 2.0**127)
+    a, q = extreme(rng, form, 2.0**-100, 2.0**119)
     expected, bound = dgnumba.int4_gemm_reference(a, q)[0], dgnumba.int4_error_bound(a, q, "float32")
     d = int4_gemm_nt(a, q, out_dtype="float32")
     assert np.isfinite(expected).all() and not np.isfinite(d).all()

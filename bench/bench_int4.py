@@ -89,7 +89,7 @@ def rows_of(ours: Ours, others: Callable[[int], dict[str, Call]], m: int, flush:
                 "method": {"flush": flush.kind, "timer": "cupti", "runs": len(runs), "rounds": args.rounds, "interleaved": True, "data": "random"},
                 "kernel": plan.kernel, "plan": plan.name, "chosen": i == 0, "floor_us": round(problem.bytes / notes.copied, 3),
                 "estimate": int4_kernel_named(plan.kernel).estimate(plan, problem, ours.device),
-                "choices": [plan.block_m, plan.block_n, plan.records, plan.split, plan.num_stages], "fold": plan.fold,
+                "choices": [plan.block_m, plan.block_n, plan.records, plan.split, plan.num_stages], "fold": plan.fold, "tail": plan.tail,
             })  # fmt: skip
         show(rows[-len(by_plan) :])
     return rows

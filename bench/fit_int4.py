@@ -81,7 +81,7 @@ def read(path: Path = RESULTS) -> Sweep:
         problem = Int4Problem(row["m"], row["n"], row["k"], kind, "int4", "bfloat16", group, scale, may_fold=may_fold, a_by_row=by_row)
         block_m, block_n, records, split, stages = row["choices"]
         choices = {"block_m": block_m, "block_n": block_n, "records": records, "split": split, "num_stages": stages}
-        plans.append(Int4Plan.of(problem, rules.NAME, fold=row.get("fold", False), **choices))
+        plans.append(Int4Plan.of(problem, rules.NAME, fold=row.get("fold", False), tail=row.get("tail", 1), **choices))
         problems.append(problem)
         us.append(row["us"])
     work = [work_of(p, q, device, rules.count_tiles(p, q), rules.accumulators(p)) for p, q in zip(plans, problems)]

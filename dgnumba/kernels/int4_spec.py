@@ -22,6 +22,7 @@ class Int4Plan:
     num_stages         slots of the ring in shared memory
     records            of 64 rows by 128 of K in a stage, for each 64 rows of the tile
     split              CTAs of a cluster that share a tile, each a range of K
+    tail               CTAs of a cluster that share a tile of the last round, where there are too few for all multiprocessors; 1: none
     fold               scales are multiplied into the weights, which are rounded to A's type; sums then need none
     widen              FP8 operands become float16 in the registers, where the tensor core lacks FP8
     pdl                as of `GemmPlan`
@@ -49,11 +50,14 @@ class Int4Plan:
     widen: bool = False
     pdl: bool = False
     fold: bool = False
+    tail: int = 1
 
     @property
     def name(self) -> str:
         """A short name that says every choice: `16x128x256 s5 split2 bfloat16 int4_g128 float16`."""
-        split = f" split{self.split}" * (self.split > 1) + " widen" * self.widen + " fold" * self.fold
+        split = (
+            f" split{self.split}" * (self.split > 1) + f" tail{self.tail}" * (self.tail > 1) + " widen" * self.widen + " fold" * self.fold
+        )
         zeros = f" {self.zeros[:3]}zero" if self.zeros != "none" else ""
         fused = "".join(
             f" {word}"
@@ -87,6 +91,11 @@ class Int4Plan:
         if self.zeros == "none":
             return 4 if self.block_n < 256 else 0  # four warpgroups have no registers to spare for it: there it is constants
         return 64
+
+    @property
+    def cluster(self) -> int:
+        """CTAs of a cluster."""
+        return max(self.split, self.tail)
 
     @property
     def operand_power(self) -> int:
@@ -130,6 +139,7 @@ class Int4Plan:
             split=self.split,
             widen=self.widen,
             fold=self.fold,
+            tail=self.tail,
             pdl=self.pdl,
         )
         for name in self.__dataclass_fields__:

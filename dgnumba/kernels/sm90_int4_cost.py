@@ -111,8 +111,8 @@ class Work(NamedTuple):
     record_bytes    of weights and tokens that one CTA loads for a record of all warpgroups
     rounds          of tiles
     stored          elements of D of a tile
-    partial_bytes   of a tile's partial sums in one CTA of a split; 0 without
-    is_split        1 with a split, else 0
+    partial_bytes   of a tile's partial sums in one CTA of a split, or of a tail; 0 without
+    is_split        1 with a split or a tail, else 0
     nbytes, rate    that must move through memory; the data sheet's bytes a microsecond
     """
 
@@ -137,14 +137,15 @@ class Work(NamedTuple):
 
 def work_of(plan: Int4Plan, problem: Int4Problem, device: Device, tiles: int, accumulators: int) -> Work:
     """The work of a plan that has `tiles` tiles, and `accumulators` registers for a record's sums."""
-    is_split, size = plan.split > 1, problem.a_dtype.itemsize
-    rounds = 1 if is_split else -(-tiles // device.num_sms)
+    is_split, size = plan.cluster > 1, problem.a_dtype.itemsize
+    rounds = 1 if plan.split > 1 else -(-tiles // device.num_sms)
+    turns = rounds - 1 + 1 / plan.cluster
     warpgroups, tokens = plan.block_n // 64, min(plan.block_m, problem.m)
     passes = (2 if plan.zeros == "float" else 1) * (2 if plan.group == 16 and size == 1 else 1)
     return Work(
         order=ORDERS[plan.record.order],
         promotion=PROMOTIONS.index("rows") if plan.a_by_row else ORDERS[plan.record.order],
-        records=rounds * problem.records / plan.split,
+        records=turns * problem.records,
         stage_records=plan.records,
         warpgroups=warpgroups,
         tokens=plan.block_m,
@@ -154,7 +155,7 @@ def work_of(plan: Int4Plan, problem: Int4Problem, device: Device, tiles: int, ac
         groups=plan.record.groups,
         record_bytes=plan.record.nbytes * warpgroups + tokens * 128 * size,
         rounds=rounds,
-        stored=0 if is_split else tokens * plan.block_n,
+        stored=0 if plan.split > 1 else tokens * plan.block_n,
         partial_bytes=plan.block_m * plan.block_n * 4 if is_split else 0,
         is_split=int(is_split),
         nbytes=problem.bytes,

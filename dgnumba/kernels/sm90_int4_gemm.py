@@ -11,6 +11,8 @@ Tile:      for each stage, for each record: fence -> wgmmas of all groups -> unp
            with `fold` the weights are scaled as they are unpacked, and total is what the wgmmas add to
 Split:     SPLIT CTAs of a cluster share a tile, each a range of K; their sums meet in distributed shared memory and are added in rank
            order, so that a result has the same bits every run
+Tail:      with TAIL of 2 CTAs take whole tiles while there is one for each, then pairs of them share what is left, as with a split: a last round
+           of half as many tiles as multiprocessors, or fewer, takes half the time; of more, each is taken whole
 Exactness: codes less an integer zero point are exact in every operand type, and scales meet sums, not weights: what is rounded is float32.
            With `fold` scales meet weights, which are rounded to A's type
 Budget:    smem = layouts.smem of plan; what counts is bytes in flight
@@ -38,6 +40,7 @@ from .spec import Built
 def build(plan: Int4Plan) -> Built:
     """The kernel of a plan; its arguments are those of `sm90_int4_gemm_rules.bind`."""
     BLOCK_M, BLOCK_N, NUM_STAGES, RECORDS, SPLIT = plan.block_m, plan.block_n, plan.num_stages, plan.records, plan.split
+    TAIL, SHARERS = plan.tail, plan.cluster
     TILES = BLOCK_N // 64
     CONSUMERS = 2 * BLOCK_N
     CONSUMER_WARPS, PRODUCERS, EVERYONE = CONSUMERS // 32, producer_threads(plan), CONSUMERS + 32
@@ -58,37 +61,59 @@ def build(plan: Int4Plan) -> Built:
     zeros, bits_of = (fragment.zero_s32, convert.forget) if plan.is_whole else (fragment.zero, fragment.bits)
 
     @device_function
-    def work(m, tiles, records):  # type: ignore[no-untyped-def]
-        """Tiles along M and N, and this CTA's range of stages."""
-        stages = records // RECORDS
-        first, last = u32(0), stages
-        if SPLIT > 1:
-            rank = thread.cluster_ctarank()
-            first, last = stages * rank // SPLIT, stages * (rank + 1) // SPLIT
-        return (m + (BLOCK_M - 1)) // BLOCK_M, (tiles + (TILES - 1)) // TILES, first, last
+    def grid_of_tiles(m, tiles):  # type: ignore[no-untyped-def]
+        """Tiles along M, tiles in all, and those that CTAs, or the clusters of a split, take whole or alone."""
+        m_blocks = (m + (BLOCK_M - 1)) // BLOCK_M
+        count = m_blocks * ((tiles + (TILES - 1)) // TILES)
+        ahead = count
+        if TAIL > 1:
+            left = count % u32(cuda.gridDim.x)
+            if left <= u32(cuda.gridDim.x) // TAIL:
+                ahead = count - left
+        return m_blocks, count, ahead
+
+    @device_function
+    def share(records):  # type: ignore[no-untyped-def]
+        """The range of stages that this CTA takes of a tile which its cluster shares."""
+        rank = thread.cluster_ctarank()
+        return records // RECORDS * rank // SHARERS, records // RECORDS * (rank + 1) // SHARERS
+
+    @device_function
+    def fill(tmap_a, tmap_sfa, w_ptr, smem, slot, m_idx, n_idx, tiles, records, stage, last):  # type: ignore[no-untyped-def]
+        """A range of a tile's stages into the ring."""
+        while stage < last:
+            full = smem + FULL + slot.stage * 8
+            mbarrier.wait(smem + EMPTY + slot.stage * 8, slot.phase ^ 1)
+            mbarrier.arrive_expect_tx(full, STAGE_BYTES)
+            for t in range(TILES):
+                # past the last tile of the stream it is loaded again: its products are not stored
+                row = u64(min(n_idx + t, tiles - 1)) * records + stage * RECORDS
+                tma.load_bytes(smem + W + slot.stage * W_BYTES + t * ROW_BYTES, w_ptr + row * RECORD_BYTES, u32(ROW_BYTES), full)
+            tma.load_3d(smem + A + slot.stage * A_BYTES, tmap_a, full, u32(0), m_idx, stage * BLOCKS)
+            if HAS_SFA:
+                tma.load_2d(smem + SFA + slot.stage * SFA_BYTES, tmap_sfa, full, m_idx, stage * RECORDS)
+            slot = next_slot(slot, NUM_STAGES)
+            stage += 1
+        return slot
 
     @device_function
     def producer(tmap_a, tmap_sfa, w_ptr, smem, m, tiles, records):  # type: ignore[no-untyped-def]
-        m_blocks, n_blocks, first, last = work(m, tiles, records)
+        m_blocks, count, ahead = grid_of_tiles(m, tiles)
+        first, last = u32(0), records // RECORDS
+        if SPLIT > 1:
+            first, last = share(records)
         slot = Slot(u32(0), u32(0))
         tile = u32(cuda.blockIdx.x) // SPLIT
-        while tile < m_blocks * n_blocks:
-            m_idx, n_idx = tile % m_blocks * BLOCK_M, tile // m_blocks * TILES
-            stage = first
-            while stage < last:
-                full = smem + FULL + slot.stage * 8
-                mbarrier.wait(smem + EMPTY + slot.stage * 8, slot.phase ^ 1)
-                mbarrier.arrive_expect_tx(full, STAGE_BYTES)
-                for t in range(TILES):
-                    # past the last tile of the stream it is loaded again: its products are not stored
-                    row = u64(min(n_idx + t, tiles - 1)) * records + stage * RECORDS
-                    tma.load_bytes(smem + W + slot.stage * W_BYTES + t * ROW_BYTES, w_ptr + row * RECORD_BYTES, u32(ROW_BYTES), full)
-                tma.load_3d(smem + A + slot.stage * A_BYTES, tmap_a, full, u32(0), m_idx, stage * BLOCKS)
-                if HAS_SFA:
-                    tma.load_2d(smem + SFA + slot.stage * SFA_BYTES, tmap_sfa, full, m_idx, stage * RECORDS)
-                slot = next_slot(slot, NUM_STAGES)
-                stage += 1
+        while tile < ahead:
+            slot = fill(
+                tmap_a, tmap_sfa, w_ptr, smem, slot, tile % m_blocks * BLOCK_M, tile // m_blocks * TILES, tiles, records, first, last
+            )
             tile += u32(cuda.gridDim.x) // SPLIT
+        if TAIL > 1:
+            tile = ahead + u32(cuda.blockIdx.x) // TAIL
+            if tile < count:
+                first, last = share(records)
+                fill(tmap_a, tmap_sfa, w_ptr, smem, slot, tile % m_blocks * BLOCK_M, tile // m_blocks * TILES, tiles, records, first, last)
 
     @device_function
     def place(tile, m_blocks, tid):  # type: ignore[no-untyped-def]
@@ -103,42 +128,11 @@ def build(plan: Int4Plan) -> Built:
         barrier.sync(2, CONSUMERS)
 
     @device_function
-    def consumer(w_ptr, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, smem, m, n, tiles, records):  # type: ignore[no-untyped-def]
-        tid = u32(cuda.threadIdx.x)
-        group_idx = thread.uniform(tid // 128)
-        lane_idx = thread.lane_idx()
-        m_blocks, n_blocks, first, last = work(m, tiles, records)
-        if TABLE_WORDS > 0:
-            write_tables(smem, tid)
-        first_w = smem + W + group_idx * ROW_BYTES
-        first_a = low_word(smem + A)
-        slot = Slot(u32(0), u32(0))
-        tile = u32(cuda.blockIdx.x) // SPLIT
-        while tile < m_blocks * n_blocks:
-            total = zeros(ACC)
-            stage = first
-            while stage < last:
-                mbarrier.wait(smem + FULL + slot.stage * 8, slot.phase)
-                tokens = smem + SFA + slot.stage * SFA_BYTES + lane_idx % 4 * 8
-                desc = first_a + slot.stage * (A_BYTES // 16)
-                total = stage_product(total, first_w + slot.stage * W_BYTES, tid % 128, desc, tokens, smem + TABLES)
-                mbarrier.arrive_if(lane_idx == 0, smem + EMPTY + slot.stage * 8)
-                slot = next_slot(slot, NUM_STAGES)
-                stage += 1
-            bits = bits_of(total)
-            if SPLIT > 1:
-                store_partial(bits, smem + PARTIAL + tid * 4, CONSUMERS * 4)
-            else:
-                token, row = place(tile, m_blocks, tid)
-                store_tile(bits, token, row, w_ptr, records, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, m, n)
-            tile += u32(cuda.gridDim.x) // SPLIT
-
-    @device_function
     def sum_of(partial, register):  # type: ignore[no-untyped-def]
         """One register of all CTAs of the cluster, in rank order; its bits."""
         at = partial + register * (CONSUMERS * 4)
         total = memory.load_cluster_f32(thread.mapa(at, u32(0)))
-        for rank in range(1, SPLIT):
+        for rank in range(1, SHARERS):
             total = total + memory.load_cluster_f32(thread.mapa(at, u32(rank)))
         return convert.f32_to_bits(total)
 
@@ -147,17 +141,17 @@ def build(plan: Int4Plan) -> Built:
         """The same of integers."""
         at = partial + register * (CONSUMERS * 4)
         total = memory.load_cluster_u32(thread.mapa(at, u32(0)))
-        for rank in range(1, SPLIT):
+        for rank in range(1, SHARERS):
             total = total + memory.load_cluster_u32(thread.mapa(at, u32(rank)))
         return total
 
     summed = whole_sum_of if plan.is_whole else sum_of
 
     @device_function
-    def add_up(w_ptr, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, smem, m, n, records):  # type: ignore[no-untyped-def]
-        """Add the partial sums of all CTAs of the cluster: each takes every SPLIT-th token."""
+    def add_up(tile, m_blocks, w_ptr, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, smem, m, n, records):  # type: ignore[no-untyped-def]
+        """Add the partial sums of all CTAs of the cluster: each takes every so many-th token."""
         tid = u32(cuda.threadIdx.x)
-        token, row = place(u32(cuda.blockIdx.x) // SPLIT, (m + (BLOCK_M - 1)) // BLOCK_M, tid)
+        token, row = place(tile, m_blocks, tid)
         partial = smem + PARTIAL + tid * 4
         i = thread.cluster_ctarank()
         while i < ACC // 2:
@@ -165,7 +159,61 @@ def build(plan: Int4Plan) -> Built:
             low, high = summed(partial, at), summed(partial, at + 2)
             to = token + i // 2 * 8 + i % 2
             finish(low, high, to, row, w_ptr, records, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, m, n)
-            i += SPLIT
+            i += SHARERS
+
+    @device_function
+    def share_out(bits, tile, m_blocks, w_ptr, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, smem, m, n, records):  # type: ignore[no-untyped-def]
+        """The cluster's sums of a tile, its last: each CTA's own to where all see them, then all of them added."""
+        # NOTE: the producers have exited by then, or will: who has exited is not waited for (PTX ISA 9.0, "barrier.cluster").
+        store_partial(bits, smem + PARTIAL + u32(cuda.threadIdx.x) * 4, CONSUMERS * 4)
+        barrier.cluster_arrive()
+        barrier.cluster_wait()
+        add_up(tile, m_blocks, w_ptr, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, smem, m, n, records)
+        # NOTE: a CTA may not exit while a peer reads its partial sums (PTX ISA 9.0, shared::cluster lifetime).
+        barrier.cluster_arrive()
+        barrier.cluster_wait()
+
+    @device_function
+    def sum_up(smem, slot, tid, stage, last):  # type: ignore[no-untyped-def]
+        """The sums of a range of a tile's stages."""
+        lane_idx = thread.lane_idx()
+        first_w = smem + W + thread.uniform(tid // 128) * ROW_BYTES
+        first_a = low_word(smem + A)
+        total = zeros(ACC)
+        while stage < last:
+            mbarrier.wait(smem + FULL + slot.stage * 8, slot.phase)
+            tokens = smem + SFA + slot.stage * SFA_BYTES + lane_idx % 4 * 8
+            desc = first_a + slot.stage * (A_BYTES // 16)
+            total = stage_product(total, first_w + slot.stage * W_BYTES, tid % 128, desc, tokens, smem + TABLES)
+            mbarrier.arrive_if(lane_idx == 0, smem + EMPTY + slot.stage * 8)
+            slot = next_slot(slot, NUM_STAGES)
+            stage += 1
+        return bits_of(total), slot
+
+    @device_function
+    def consumer(w_ptr, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, smem, m, n, tiles, records):  # type: ignore[no-untyped-def]
+        tid = u32(cuda.threadIdx.x)
+        m_blocks, count, ahead = grid_of_tiles(m, tiles)
+        if TABLE_WORDS > 0:
+            write_tables(smem, tid)
+        slot = Slot(u32(0), u32(0))
+        tile = u32(cuda.blockIdx.x) // SPLIT
+        if SPLIT > 1:
+            first, last = share(records)
+            bits, slot = sum_up(smem, slot, tid, first, last)
+            share_out(bits, tile, m_blocks, w_ptr, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, smem, m, n, records)
+        else:
+            while tile < ahead:
+                bits, slot = sum_up(smem, slot, tid, u32(0), records // RECORDS)
+                token, row = place(tile, m_blocks, tid)
+                store_tile(bits, token, row, w_ptr, records, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, m, n)
+                tile += u32(cuda.gridDim.x)
+            if TAIL > 1:
+                tile = ahead + u32(cuda.blockIdx.x) // TAIL
+                if tile < count:
+                    first, last = share(records)
+                    bits, slot = sum_up(smem, slot, tid, first, last)
+                    share_out(bits, tile, m_blocks, w_ptr, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, smem, m, n, records)
 
     @device_function
     def produce(tmap_a, tmap_sfa, w_ptr, smem, warp_idx, m, tiles, records):  # type: ignore[no-untyped-def]
@@ -191,7 +239,6 @@ def build(plan: Int4Plan) -> Built:
         if warp_idx >= CONSUMER_WARPS:
             if PRODUCERS == 128:
                 thread.setmaxnreg_dec(PRODUCER_REGISTERS)
-            # NOTE: who has exited is not waited for by the barriers of the cluster (PTX ISA 9.0, "barrier.cluster").
             produce(tmap_a, tmap_sfa, w_ptr, smem, warp_idx, m, tiles, records)
         else:
             if PRODUCERS == 128:
@@ -199,13 +246,6 @@ def build(plan: Int4Plan) -> Built:
             barrier.sync(1, EVERYONE)
             thread.griddepcontrol_wait()
             consumer(w_ptr, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, smem, m, n, tiles, records)
-            if SPLIT > 1:
-                barrier.cluster_arrive()
-                barrier.cluster_wait()
-                add_up(w_ptr, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, smem, m, n, records)
-                # NOTE: a CTA may not exit while a peer reads its partial sums (PTX ISA 9.0, shared::cluster lifetime).
-                barrier.cluster_arrive()
-                barrier.cluster_wait()
 
     argtypes = (TensorMap,) * 2 + (u64,) * 7 + (u32,) * 5
-    return Built(kernel, argtypes, threads(plan), MAPPED, SPLIT)
+    return Built(kernel, argtypes, threads(plan), MAPPED, SHARERS)

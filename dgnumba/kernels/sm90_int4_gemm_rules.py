@@ -21,7 +21,7 @@ from .spec import Built, Rule, first_broken, most_stages
 NAME = "sm90_int4_gemm"
 
 BLOCK_MS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-BLOCK_NS, RECORD_COUNTS, SPLITS = (64, 128, 256), (1, 2, 4), (1, 2, 4, 8)
+BLOCK_NS, RECORD_COUNTS, SPLITS, TAILS = (64, 128, 256), (1, 2, 4), (1, 2, 4, 8), (1, 2)
 MIN_STAGES, MAX_STAGES = 2, 12
 
 A_DTYPES = ("bfloat16", "float16", "float8_e4m3fn", "int8")
@@ -87,6 +87,7 @@ RULES: tuple[Rule, ...] = (
     (f"BLOCK_N of {BLOCK_NS}", lambda plan, _: plan.block_n in BLOCK_NS),
     (f"{RECORD_COUNTS} records a stage", lambda plan, _: plan.records in RECORD_COUNTS),
     (f"a split over {SPLITS} CTAs", lambda plan, _: plan.split in SPLITS),
+    (f"a tail of {TAILS}, and no split beside it", lambda plan, _: plan.tail in TAILS and (plan.tail == 1 or plan.split == 1)),
     ("two stages or more, one to fill while the other is used", lambda plan, _: plan.num_stages >= 2),
     (
         "fragments of all records of a stage in the registers: fewer records for more tokens",
@@ -111,7 +112,7 @@ RULES: tuple[Rule, ...] = (
     ("whole stages, got {problem.records} records along K", lambda plan, problem: problem.records % plan.records == 0),
     (
         "a stage for each CTA of a split",
-        lambda plan, problem: problem.records // plan.records >= plan.split,
+        lambda plan, problem: problem.records // plan.records >= plan.cluster,
     ),
 )
 """The single statement of the rules, the broadest first."""
@@ -148,8 +149,10 @@ def threads(plan: Int4Plan) -> int:
 
 
 def is_batch_invariant(plan: Int4Plan) -> bool:
-    """As `Int4Kernel` has it: a split adds up partial sums, whose number goes by M; weights are folded for some M, and not for others."""
-    return plan.split == 1 and not plan.fold
+    """As `Int4Kernel` has it: a split adds up partial sums, whose number goes by M, as what is the tail does; weights are folded for some M, and not
+    for others.
+    """
+    return plan.cluster == 1 and not plan.fold
 
 
 def tables_fit(plan: Int4Plan) -> bool:
@@ -177,7 +180,7 @@ def smem(plan: Int4Plan) -> SmemMap:
         ("w", plan.block_n // 64 * plan.records * plan.record.nbytes, plan.num_stages, 128),
         ("sfa", -(-plan.block_m * 4 * plan.records // 128) * 128 if has_sfa else 0, plan.num_stages, 128),
         ("tables", 4 * plan.table_words, 1, 16),
-        ("partial", plan.block_m * plan.block_n * 4 if plan.split > 1 else 0, 1, 16),
+        ("partial", plan.block_m * plan.block_n * 4 if plan.cluster > 1 else 0, 1, 16),
         ("full", 8, plan.num_stages, 8),
         ("empty", 8, plan.num_stages, 8),
     )
@@ -199,16 +202,27 @@ def candidates(problem: Int4Problem, device: Device) -> list[Int4Plan]:
 
 def _plans(problem: Int4Problem, device: Device, block_ms: Sequence[int], fold: bool = False) -> list[Int4Plan]:
     plans = []
-    for block_m, block_n, records, split in product(block_ms, BLOCK_NS, RECORD_COUNTS, SPLITS):
-        plan = Int4Plan.of(problem, NAME, block_m=block_m, block_n=block_n, num_stages=2, records=records, split=split, fold=fold)
+    ways = [(split, 1) for split in SPLITS] + [(1, tail) for tail in TAILS if tail > 1]
+    for block_m, block_n, records, (split, tail) in product(block_ms, BLOCK_NS, RECORD_COUNTS, ways):
+        choices = {"block_m": block_m, "block_n": block_n, "records": records, "split": split, "tail": tail, "fold": fold}
+        plan = Int4Plan.of(problem, NAME, num_stages=2, **choices)
         if refusal(plan, problem) is not None:
             continue
-        if split > 1 and count_tiles(plan, problem) > device.clusters_at_once(split):
+        tiles = count_tiles(plan, problem)
+        if split > 1 and tiles > device.clusters_at_once(split):
+            continue
+        if tail > 1 and not has_tail(tiles, tail, device):
             continue
         stages = min(MAX_STAGES, most_stages(smem, plan, device))
         if stages >= MIN_STAGES:
             plans.append(replace(plan, num_stages=stages))
     return plans
+
+
+def has_tail(tiles: int, tail: int, device: Device) -> bool:
+    """Whether clusters of `tail` CTAs can share the tiles of the last round, each at most one, behind a round of whole ones."""
+    clusters = device.clusters_at_once(tail)
+    return 0 < clusters * tail < tiles and 0 < tiles % (clusters * tail) <= clusters
 
 
 def count_tiles(plan: Int4Plan, problem: Int4Problem) -> int:
@@ -217,8 +231,10 @@ def count_tiles(plan: Int4Plan, problem: Int4Problem) -> int:
 
 
 def grid(plan: Int4Plan, problem: Int4Problem, device: Device) -> int:
-    """CTAs: one a multiprocessor, fewer when there are fewer tiles; a split has one tile a cluster."""
+    """CTAs: one a multiprocessor, fewer when there are fewer tiles; a split has one tile a cluster, a tail clusters only."""
     tiles = count_tiles(plan, problem)
+    if plan.tail > 1:
+        return max(1, device.clusters_at_once(plan.tail)) * plan.tail
     return tiles * plan.split if plan.split > 1 else min(tiles, device.num_sms)
 
 

@@ -44,6 +44,7 @@ class Int4Product:
     widen: bool = False
     pdl: bool = False
     fold: bool = False
+    tail: int = 1
 
     @property
     def rules(self):
@@ -51,7 +52,14 @@ class Int4Product:
         return INT4_KERNEL_OF[self.kernel]
 
     def __str__(self) -> str:
-        fused = "-bias" * self.with_bias + "-c" * self.with_c + "-gate" * self.has_gate + "-pdl" * self.pdl + "-fold" * self.fold
+        fused = (
+            "-bias" * self.with_bias
+            + "-c" * self.with_c
+            + "-gate" * self.has_gate
+            + "-pdl" * self.pdl
+            + "-fold" * self.fold
+            + "-tail" * (self.tail > 1)
+        )
         return f"{self.kind}-{self.variant}-{self.m}x{self.n}x{self.k}-{'x'.join(map(str, self.tile))}-{self.out}{fused}"
 
     def operands(self, rng):
@@ -71,7 +79,7 @@ class Int4Product:
         """The plan with this tile."""
         block_m, block_n, records, num_stages, split = self.tile
         choices = {"block_m": block_m, "block_n": block_n, "records": records, "num_stages": num_stages, "split": split,
-                   "widen": self.widen, "pdl": self.pdl, "fold": self.fold}  # fmt: skip
+                   "widen": self.widen, "pdl": self.pdl, "fold": self.fold, "tail": self.tail}  # fmt: skip
         return Int4Plan.of(problem, self.kernel, **choices)
 
     def run(self, module, policy: str, seed: int = 0) -> None:

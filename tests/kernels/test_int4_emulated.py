@@ -7,6 +7,15 @@ from kernels.int4_products import H200, INT4, Int4Product
 
 BF16, F16, E4M3, BY_ROW, INT8 = "bfloat16", "float16", "float8_e4m3fn", "float8_e4m3fn_row", "int8"
 
+TAILS = [
+    Int4Product(BF16, "int4_g128", 8, 150, 520, (8, 64, 1, 3, 1), 2, tail=2),  # a tile each, then one for both
+    Int4Product(INT8, "int4_g64", 18, 140, 500, (16, 64, 1, 2, 1), 4, "bfloat16", True, True, tail=2),  # two tiles for two pairs
+    Int4Product(INT8, "int4_row", 9, 300, 400, (16, 64, 1, 2, 1), 4, "int32", tail=2),  # one tile for the first of two pairs
+    Int4Product(BY_ROW, "int4_g128", 8, 440, 256, (8, 64, 1, 2, 1), 4, tail=2),  # three tiles left: too many to share
+    Int4Product(F16, "uint4_g64", 9, 40, 512, (16, 64, 2, 2, 1), 4, fold=True, tail=2),  # one tile in all
+]
+"""CTAs that take whole tiles, and share those of the last round where these are few."""
+
 CASES = [
     Int4Product(BF16, "int4_g128", 1, 1, 1, (8, 64, 1, 2, 1)),  # one element
     Int4Product(BF16, "int4_g128", 9, 66, 520, (8, 64, 1, 3, 1), 1),  # four tiles of one CTA, the ring goes round
@@ -51,6 +60,7 @@ CASES = [
     Int4Product(BF16, "mxfp4", 4, 64, 256, (8, 64, 1, 2, 2), fold=True),
     Int4Product(BF16, "nvfp4", 7, 66, 130, (8, 64, 1, 2, 1), fold=True),
     Int4Product(F16, "int4_row", 9, 40, 256, (16, 64, 1, 2, 1), 132, "float16", has_gate=True, fold=True),
+    *TAILS,
 ]
 
 
@@ -58,6 +68,11 @@ CASES = [
 def test_awkward_products(case):
     """Every second, under one policy each, by turns: the full run takes all under both."""
     case.run(INT4, ("eager", "late")[CASES.index(case) // 2 % 2])
+
+
+@pytest.mark.parametrize("case", TAILS, ids=str)
+def test_the_last_round_shared(case):
+    case.run(INT4, ("late", "eager")[TAILS.index(case) % 2])
 
 
 @pytest.mark.full
@@ -88,5 +103,6 @@ def test_random_products(policy, rng):
         plans = INT4.candidates(problem, H200)
         chosen = plans[rng.integers(len(plans))]
         tile = (chosen.block_m, chosen.block_n, chosen.records, min(chosen.num_stages, 3), chosen.split)
-        Int4Product(kind, variant, m, n, k, tile, product.num_sms).run(INT4, policy, int(rng.integers(2**31)))
+        tail = int(rng.integers(1, 3)) if chosen.split == 1 and chosen.records * 256 <= k else 1
+        Int4Product(kind, variant, m, n, k, tile, product.num_sms, tail=tail).run(INT4, policy, int(rng.integers(2**31)))
         done += 1

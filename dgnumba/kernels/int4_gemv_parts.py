@@ -6,10 +6,13 @@ from typing import Any
 
 from ..integers import u32, u64
 from ..layouts.int4.stream import ROWS
-from ..ptx import Fragment, Registers, convert, cp_async, fragment, matrix, memory, mma, select, unrolled
+from ..ptx import Fragment, Registers, convert, cp_async, fragment, matrix, memory, mma, packed, select, unpack, unrolled
 from .int4_spec import Int4Plan
 from .int4_stage import Multiply, Unpack, decode_pair_for
 from .sm90_int4_gemv_rules import held, held_of_strip, is_sixteenfold, token_bytes
+
+MINUS_8 = (0xE408E408, 0xD480D480)
+"""Twice the float16 -(1024 + 8), and twice -(64 + 8): the zero point of int4, for `unpack.u4x8_to_f16x8`."""
 
 
 class Strip(Unpack):
@@ -20,8 +23,11 @@ class Strip(Unpack):
 
     def __init__(self, plan: Int4Plan) -> None:
         super().__init__(plan)
+        self.is_widened, self.is_signs = plan.a_dtype == "float8_e4m3fn", plan.record.order == "signs"
         if is_sixteenfold(plan):
             self.power = -4  # integers that are given out as they are, too: `bits_for`
+        if self.is_signs:
+            self.power = 0  # of float16, not e4m3
 
     def loaded(self, codes: Any, rest: Any, is_there: Any) -> tuple[Any, ...]:
         """Registers of a strip: eight words of codes, then scales, but where one serves all of K, and zero points, a group each.
@@ -58,11 +64,35 @@ class Strip(Unpack):
             return [(self.zero_code, self.zero_code)] * groups
         return [(p & 255, p >> 8) for p in (base[len(base) - groups + g] for g in range(groups))]
 
+    def constants(self, base: Any, pair: Any, tables: Any) -> list[tuple[Any, Any]]:
+        """As of `Unpack`."""
+        return [MINUS_8] * self.record.groups if self.is_signs else super().constants(base, pair, tables)
+
     def fragment(self, words: Any, step: int, known: tuple[Any, Any]) -> Any:
-        """The four registers of one step of K, by the constants of its group."""
+        """The four registers of one step of K, by the constants of its group; widened, four of each half of its columns."""
         if self.is_wide:
             return self._wide(words[step], *known)
-        return self._narrow(words[2 * step], words[2 * step + 1], *known)
+        both = words[2 * step], words[2 * step + 1]
+        if not self.is_widened:
+            return self._narrow(*both, *known)
+        if self.is_signs:
+            rows = [self._of_signs(word, known) for word in both]
+        else:
+            rows = [self._of_table(word, table) for word, table in zip(both, known)]
+        return tuple(rows[r % 2][r // 2] for r in range(8))
+
+    def _of_signs(self, word: Any, known: tuple[Any, Any]) -> tuple[Any, ...]:
+        """Four float16 registers of a row: columns 4p + {0, 2} and 4p + {1, 3}, then those 16 further on."""
+        r0, r2, r1, r3 = unpack.u4x8_to_f16x8(unpack.signs4x8_to_u4x8(word), *known)
+        return r0, r1, r2, r3
+
+    def _of_table(self, word: Any, table: Any) -> tuple[Any, ...]:
+        """The same of columns 4p + {0, 1} and 4p + {2, 3}."""
+        return tuple(pair for codes in unpack.u4x8_by_table(word, table) for pair in convert.cvt_e4m3x4_to_f16x4(codes))
+
+    def token(self, codes: Any) -> Any:
+        """The e4m3 of four columns of a token, as two float16 registers of columns as those of a row."""
+        return convert.cvt_e4m3x4_to_f16x4(packed.permute_bytes(codes, codes, 0x3120) if self.is_signs else codes)
 
 
 def load_for(plan: Int4Plan) -> Callable[..., Any]:
@@ -133,15 +163,14 @@ def copy_tokens_for(plan: Int4Plan) -> Callable[..., Any]:
 class Strips(Multiply):
     """The products of a record's strips and their promotion: Python that runs once, at compile time, or in the emulator.
 
-    NOTE: e4m3 is multiplied as float16, two steps of 16 columns: Hopper has no mma.sync of e4m3. ptxas would convert both operands likewise, but
-    sums each instruction apart, and adds 16 times a record (its SASS for sm_90a).
+    NOTE: e4m3 is multiplied as float16, two steps of 16 columns: Hopper has no mma.sync of e4m3. ptxas would convert both operands, but sums each
+    instruction apart, and adds 16 times a record (its SASS for sm_90a); and conversions are slow: codes without zero points do without them.
     """
 
     def __init__(self, plan: Int4Plan) -> None:
         super().__init__(plan)
         self.count, self.strip, self.each = plan.block_n // 16, Strip(plan), held_of_strip(plan)
-        self.is_widened = plan.a_dtype == "float8_e4m3fn"
-        self.tile = mma.tile_for("float16" if self.is_widened else plan.a_dtype, self.count, 1)
+        self.tile = mma.tile_for("float16" if self.strip.is_widened else plan.a_dtype, self.count, 1)
         self.zero = fragment.zero_s32 if self.is_integer else fragment.zero
 
     def rows_of(self, words: Any) -> list[tuple[Any, ...]]:
@@ -160,7 +189,7 @@ class Strips(Multiply):
         def of_step(step: int) -> Any:
             both = pair(step // 2)
             found = both[step % 2 * 2], both[step % 2 * 2 + 1]
-            return [convert.cvt_e4m3x4_to_f16x4(codes) for codes in found] if self.is_widened else found
+            return [self.strip.token(codes) for codes in found] if self.strip.is_widened else found
 
         return of_step
 
@@ -169,19 +198,18 @@ class Strips(Multiply):
         half = self.halves[group % len(self.halves)]
         for step in self.steps_of(group):
             frags = [self.strip.fragment(row, step, known[group]) for row, known in zip(rows, constants)]
-            if self.is_widened:
+            if self.strip.is_widened:
                 acc = self.widened(acc, frags, of_step(step), (0, 1) if half is None else (half,))
             else:
                 acc = self.tile(acc, tuple(register for frag in frags for register in self.masked(frag, half)), of_step(step))
         return acc
 
     def widened(self, acc: Any, frags: list[Any], tokens: Any, halves: tuple[int, ...]) -> Any:
-        """acc += the products of these halves of a step, in float16. Columns 4t + {0, 1} and 4t + {2, 3} of a half of 16 become 2t + {0, 1} and
-        2t + 8 + {0, 1}, of rows and tokens alike, which does not change the sum.
+        """acc += the products of these halves of a step, in float16. Four columns of a lane are two pairs of those of 16, 8 apart, in rows and
+        tokens alike, which does not change the sum.
         """
         for half in halves:
-            wide = [[convert.cvt_e4m3x4_to_f16x4(codes) for codes in frag[2 * half : 2 * half + 2]] for frag in frags]
-            acc = self.tile(acc, tuple(rows[r % 2][r // 2] for rows in wide for r in range(4)), tuple(tokens[half]))
+            acc = self.tile(acc, tuple(register for frag in frags for register in frag[4 * half : 4 * half + 4]), tuple(tokens[half]))
         return acc
 
     def promote(self, total: Any, acc: Any, rows: tuple[Any, ...], columns: Any) -> Any:

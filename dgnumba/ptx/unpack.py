@@ -196,6 +196,24 @@ def signs4x8_to_e4m3x8(word: u32) -> Registers(2):
 
 
 @op(
+    "{{ .reg .b32 s, t; shr.u32 t, {word}, 1; and.b32 s, {word}, 0x11111111; mul.lo.u32 s, s, 15; lop3.b32 {out}, t, 0x77777777, s, 0x59; }}",
+    pure=True,
+)
+def signs4x8_to_u4x8(word: u32) -> u32:
+    """and.b32, mul.lo.u32, lop3.b32 - eight codes in the order "signs" as those in the order "bytes".
+
+    A nibble 2 m + s holds the lower bits of value and code, or their complement where s says that it is negative; the top bit of a code is not s.
+
+    PTX:       ISA 9.0, "and", "lop3", "mul", "shr"
+    Scope:     thread
+    Args:      word  u32  codes
+    Returns:   u32
+    Emulates:  exactly
+    """
+    return u32((int(word) >> 1 & 0x77777777) ^ 15 * (int(word) & 0x11111111) ^ 0x88888888)
+
+
+@op(
     "{{ .reg .b32 i, j, w, x, y, m; and.b32 i, {word}, 0x77777777; shr.u32 j, i, 16; shl.b32 w, {word}, 4; "
     "prmt.b32 x, {table[0]}, {table[1]}, i; prmt.b32 y, {table[2]}, {table[3]}, i; prmt.b32 m, {word}, 0, 0xba98; "
     "lop3.b32 {out[0]}, m, y, x, 0xca; "

@@ -101,6 +101,21 @@ def test_normal_data_within_the_bound(kind, variant, policy, rng, monkeypatch):
     assert np.all(np.abs(got.astype(np.float64) - dgnumba.int4_gemm_reference(a, q)[0]) <= bound)
 
 
+@pytest.mark.parametrize("kind, group", [(BY_ROW, 16), (E4M3, 16), (BY_ROW, 128)])
+def test_int4_beside_e4m3_without_zero_points(kind, group, policy, rng, monkeypatch):
+    """All codes, -8 too, in groups of half a step and of a record: the host's bits."""
+    monkeypatch.setattr(Device, "current", classmethod(lambda cls: H200))
+    a, q = cases.exact_problem(rng, kind, "int4_g64", 3, 20, 400)
+    form = quantize(np.ones((20, 400), np.float32), f"int4_g{group}")
+    q = cases.exact(rng, None, dataclasses.replace(form, data=rng.integers(0, 16, (20, 400)).astype(np.uint8)))[1]
+    w = dgnumba.prepare_int4_weights(q, E4M3)
+    problem = check_int4_gemm_nt(a, w, out_dtype="float32").problem
+    plan = rules.candidates(problem, H200)[0]
+    assert plan.record.order == "signs" and plan.group == group
+    got = dgnumba.int4_gemm_nt(a, w, out_dtype="float32", on="emulator", policy=policy, plan=plan)
+    assert_bits_equal(got, dgnumba.int4_gemm_nt(a, w, out_dtype="float32", on="host"))
+
+
 @pytest.mark.parametrize("variant", ["int4_g64", "uint4_g64", "int4_row", "uint4_row"])
 def test_int8_of_any_size(variant, policy, rng, monkeypatch):
     """Codes of all of int8, -128 too, and random scales: the host's bits where one scale serves all of K, for warps then add integers up."""

@@ -179,6 +179,7 @@ GOLDEN = {
     "unpack.pin": rf"setp\.eq\.u32 p, {R}, 0xffffffff; @p st\.shared\.v4\.b32 \[{R}\], {{{R}, {R}, {R}, {R}}};",
     "unpack.bf16x2_of_zero_point": rf"mul\.lo\.u32 z, {R}, 0x10001; .*fma\.rn\.bf16x2 {R}, z, scale, none;",
     "unpack.signs4x8_to_e4m3x8": rf"and\.b32 s, {R}, 0x01010101; and\.b32 t, {R}, 0x0f0f0f0f; mad\.lo\.u32 {R}, s, 129, t;",
+    "unpack.signs4x8_to_u4x8": rf"and\.b32 s, {R}, 0x11111111; mul\.lo\.u32 s, s, 15; lop3\.b32 {R}, t, 0x77777777, s, 0x59;",
     "unpack.u4x8_to_bf16x8_over_64": rf"and\.b32 t0, {R}, 0x000f000f; fma\.rn\.bf16x2 {R}, t0, low, {R};",
     "unpack.u4x8_to_s8x8_times_16": rf"lop3\.b32 {R}, {R}, 0x80808080, 0xf0f0f0f0, 0x28; shl\.b32 w, {R}, 4;",
     "unpack.u4x8_by_table": rf"prmt\.b32 x, {R}, {R}, i; prmt\.b32 y, {R}, {R}, i; prmt\.b32 m, {R}, 0, 0xba98; lop3\.b32 {R}, m, y, x, 0xca;",

@@ -7,7 +7,7 @@ import pytest
 from dgnumba.dtypes import DTYPES
 from dgnumba.integers import u32
 from dgnumba.kernels.int4_stage import E2M1_AS_E4M3, e4m3_table
-from dgnumba.layouts.int4.stream import Record
+from dgnumba.layouts.int4.stream import SIGNS, Record
 from dgnumba.layouts.lanes import wgmma_a_bits16, wgmma_a_fp8
 from dgnumba.ptx import unpack
 
@@ -103,6 +103,16 @@ def test_bytes_by_masks(order, take, decode, rng):
     for half, step in np.ndindex(2, 2):
         first = 64 * half + 32 * step
         assert (decode(eight_bits(words, half, step, take)) == codes[:, first : first + 32].astype(np.float32) - 8).all()
+
+
+def test_signs_become_codes(rng):
+    """Of every word of a record, and of all nibbles alike: the word that the order "bytes" has."""
+    codes = codes_with(rng)
+    pairs = [
+        *zip(words_of("signs", codes).flat, words_of("bytes", codes).flat),
+        *((int(SIGNS[c]) * 0x11111111, c * 0x11111111) for c in range(16)),
+    ]
+    assert all(unpack.signs4x8_to_u4x8(u32(int(word))) == int(expected) for word, expected in pairs)
 
 
 @pytest.mark.parametrize("zero", range(16))

@@ -192,7 +192,13 @@ class Int4Explanation:
             f"problem    {p.flops / 1e9:.2f} GFLOP, {p.bytes / 1e6:.2f} MB at least, of which {p.weight_bytes / 1e6:.2f} weights: "
             f"{floor:.1f} us at the memory's {self.device.memory_bandwidth / 1e12:.1f} TB/s",
             f"plan       {plan.kernel}: tile {plan.block_m}x{plan.block_n}, {plan.records} records of 128 of K a stage, {plan.num_stages} stages, "
-            + (f"K split over clusters of {plan.split}" if plan.split > 1 else "no split"),
+            + (
+                f"K split over clusters of {plan.split}"
+                if plan.split > 1
+                else f"no split but of the last round's tiles, over clusters of {plan.tail}"
+                if plan.tail > 1
+                else "no split"
+            ),
             "scales     " + _scales_meet(plan, p),
             f"why        {tiles} tiles on {self.device.num_sms} multiprocessors ({self.device.name}); {choice.estimate:.1f} us expected",
             f"           cheapest of {choice.considered} plans; next: {others}",

@@ -29,7 +29,7 @@ class Launch:
         kernel, plan = choice.kernel, choice.plan
         grid, smem = kernel.grid(plan, laid.problem, device), kernel.smem(plan)
         shape = launching.LaunchShape(
-            (grid, 1, 1), (kernel.threads(plan), 1, 1), smem.launch_bytes, (plan.split, 1, 1), pdl and kernel.WAITS
+            (grid, 1, 1), (kernel.threads(plan), 1, 1), smem.launch_bytes, (plan.cluster, 1, 1), pdl and kernel.WAITS
         )
         assert device.index is not None
         self.launcher = program(Launched.of(choice, pdl), device).launcher(device.index, shape)

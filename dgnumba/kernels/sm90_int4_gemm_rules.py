@@ -87,7 +87,10 @@ RULES: tuple[Rule, ...] = (
     (f"BLOCK_N of {BLOCK_NS}", lambda plan, _: plan.block_n in BLOCK_NS),
     (f"{RECORD_COUNTS} records a stage", lambda plan, _: plan.records in RECORD_COUNTS),
     (f"a split over {SPLITS} CTAs", lambda plan, _: plan.split in SPLITS),
-    (f"a tail of {TAILS}, and no split beside it", lambda plan, _: plan.tail in TAILS and (plan.tail == 1 or plan.split == 1)),
+    (
+        f"a tail of {TAILS}, of 64 or 128 rows and without a split",
+        lambda plan, _: plan.tail in TAILS and (plan.tail == 1 or plan.split == 1 and plan.block_n <= 128),
+    ),
     ("two stages or more, one to fill while the other is used", lambda plan, _: plan.num_stages >= 2),
     (
         "fragments of all records of a stage in the registers: fewer records for more tokens",

@@ -135,7 +135,7 @@ LAUNCH, TOKEN, ARRIVAL, MEMORY_SHARE, CLOCK = 2.68, 0.02, 0.282, 1.487, 1750.0
 """us from launch to end, us a token, us until records that were asked for are there, the data sheet's bandwidth as it counts beside the others
 (more than 1: three parts that hide one another meet in a norm), cycles a us.
 
-Fitted to 399 times of 15 products with bfloat16 (`bench/results/tune_int4_gemv_h200.json`), as are the constants below but those of 8 bits.
+Fitted to 399 times of 15 products with bfloat16 (H200, 2026-11-30), as are the constants below but the paces.
 """
 
 
@@ -153,12 +153,10 @@ class Pace(NamedTuple):
 
 
 PACES = {
-    "bits16": Pace(0.136, 40.0, 6.1), "signs": Pace(0.171, 50.4, 1.7), "table": Pace(0.194, 81.5, 1.7), "bytes": Pace(0.0656, 32.9, 1.28)
+    "bits16": Pace(0.129, 44.3, 5.09), "signs": Pace(0.168, 61.2, 2.51), "table": Pace(0.194, 81.5, 1.7), "bytes": Pace(0.0648, 35.0, 1.22)
 }  # fmt: skip
-"""By the order of the codes: of bfloat16 as fitted, less the eighth of its instructions that it needs no more since then; of int8, and of e4m3 in the
-order "table", fitted to 266 and 522 times of ten products each (H200, 2026-11-30, bench/NOTES.md).
-
-Not measured: "signs", whose strip and step are those of "bits16" by instructions, 122 for 97 a strip (SASS, a tile of 64 rows less one of 16).
+"""By the order of the codes: fitted to 480 times in 40 products (`bench/results/tune_int4_gemv_h200.json`); "table" to those of int4 beside
+e4m3 before it had an order of its own.
 """
 
 WARP = 0.008

@@ -217,7 +217,8 @@ def _plans(problem: Int4Problem, device: Device, block_ms: Sequence[int], fold: 
         if tail > 1 and not has_tail(tiles, tail, device):
             continue
         stages = min(MAX_STAGES, most_stages(smem, plan, device))
-        if stages >= MIN_STAGES:
+        # NOTE: a tail's partial sums take the room of stages; with two in the place of five 256x128x128 lost a quarter (H200, 2026-11-30)
+        if stages >= (MIN_STAGES if tail == 1 else min(3, most_stages(smem, replace(plan, tail=1), device))):
             plans.append(replace(plan, num_stages=stages))
     return plans
 

@@ -22,6 +22,8 @@ from gpu.int4_problems import choose_plans, compile_plan, draw
 from gpu.problems import describe
 
 import dgnumba
+from dgnumba.int4_operands import check_int4_gemm_nt
+from dgnumba.kernels.int4_spec import Int4Plan
 from dgnumba.testing import assert_bits_equal, assert_within
 
 pytestmark = pytest.mark.gpu
@@ -83,6 +85,19 @@ def test_random_problems(cp):
     assert exact > PROBLEMS // 4
     assert any(plan.fold for plan in plans if plan is not None), "plans that fold scales into weights are among them"
     assert all(largest[kind] > 0 for kind in ("bfloat16", "float16", "float8_e4m3fn")), "a bound that nothing uses proves nothing"
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "float8_e4m3fn_row", "int8"])
+@pytest.mark.parametrize("m, n, block_m, block_n, records", [(40, 66 * 3 * 128 - 70, 48, 128, 2), (9, 132 * 64 * 2 + 200, 16, 64, 1)])
+def test_the_last_round_shared_by_pairs(cp, rng, kind, m, n, block_m, block_n, records):
+    """Exact sums: tiles that two CTAs share have the host's bits as those that one makes."""
+    a, q = cases.exact_problem(rng, kind, "int4_g128", m, n, 1024)
+    w = dgnumba.prepare_int4_weights(q, cases.prepared_for(kind))
+    problem = check_int4_gemm_nt(a, w, out_dtype="float32").problem
+    plan = Int4Plan.of(problem, "sm90_int4_gemm", block_m=block_m, block_n=block_n, num_stages=2, records=records, tail=2)
+    there = dgnumba.prepare_int4_weights(to_gpu(cp, q), cases.prepared_for(kind))
+    got = dgnumba.int4_gemm_nt(to_gpu(cp, a), there, out_dtype="float32", plan=plan)
+    assert_bits_equal(cp.asnumpy(got), dgnumba.int4_gemm_nt(a, w, out_dtype="float32", on="host"), f"{kind} {plan.name}")
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float16", "float8_e4m3fn", "int8"])

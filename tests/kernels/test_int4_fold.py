@@ -142,7 +142,7 @@ def scaled(least, most, w_dtype="int4", k=256):
         (BF16, 2.0**-14, 1e30, True),
         (BF16, 1e-37, 1.0, True),
         (BF16, 1e-38, 1.0, False),
-        (BF16, 1.0, 3e37, False),
+        (BF16, 1.0, 1e36, True),
     ],
 )
 def test_weights_are_folded_where_their_products_are_normal(kind, least, most, folds):
@@ -174,7 +174,7 @@ def test_float_zero_points_are_not_folded(rng):
     assert plans and not any(plan.fold for plan in plans)
 
 
-MANY = Int4Problem(256, 28672, 8192, may_fold=True)
+MANY = Int4Problem(4096, 28672, 8192, may_fold=True)
 
 
 def test_many_tokens_are_folded_unless_that_is_forbidden():

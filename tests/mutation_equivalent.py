@@ -39,6 +39,7 @@ EQUIVALENT: dict[str, str] = {
     "sm90_fp8_gemm_1d2d_swap_ab.first_weights: stage count: NUM_STAGES +1 #0": _NO_TILE,
     "sm90_fp8_gemm_1d2d_swap_ab.first_weights: edge: asked < NUM_STAGES #0": _NO_TILE,
     "sm90_fp8_gemm_1d2d_swap_ab.first_weights: stage count: NUM_STAGES +1 #2": "it moves on NUM_STAGES times at most; nobody looks at the last",
+    "sm90_int4_gemm.grid_of_tiles: edge: left <= u32(cuda.gridDim.x) // TAIL #0": "as many tiles as pairs: shared or whole, the sums are the same",
     "sm90_int4_gemm.produce: drop barrier: thread.syncwarp #0": _RECONVERGES,
     "int4_gemv_parts.loaded: drop predicate: memory.load_global_u*_if #*": _LOADS_HOLD,
     "int4_gemv_parts.load: drop predicate: memory.load_global_u32_if #0": _LOADS_HOLD,

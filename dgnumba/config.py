@@ -107,8 +107,8 @@ def set_batch_invariant(enabled: bool) -> None:
     """Plan, from the next call on, so that the bits of a row of D depend on its row of A and on B alone, and not on M.
 
     A plan is chosen by M, so that another M may take another kernel or tile. All that sum K block after block of 128, whatever their tile,
-    give the same bits; those that split K over CTAs do not, and are left out: few rows then take longer where K is long. A plan that the
-    caller names is refused if it splits K. On the host every call is batch-invariant.
+    give the same bits; those that split K over CTAs, of all tiles or of those of a last round, do not, and are left out: few rows then take longer
+    where K is long. A plan that the caller names is refused if it splits K. On the host every call is batch-invariant.
     """
     _change(batch_invariant=_switch("enabled", enabled))
 

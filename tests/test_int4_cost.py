@@ -12,7 +12,8 @@ from dgnumba.device import KNOWN
 from dgnumba.int4_plan import choose_int4
 from dgnumba.int4_problem import Int4Problem
 from dgnumba.kernels import sm90_int4_gemm_rules as rules
-from dgnumba.kernels.sm90_int4_cost import CONSTANTS, Int4Constants, microseconds
+from dgnumba.kernels.int4_spec import Int4Plan
+from dgnumba.kernels.sm90_int4_cost import CONSTANTS, Int4Constants, microseconds, work_of
 
 _spec = importlib.util.spec_from_file_location("fit_int4", Path(__file__).parent.parent / "bench" / "fit_int4.py")
 fit_int4 = importlib.util.module_from_spec(_spec)
@@ -36,7 +37,7 @@ def error_near_the_best(constants):
 
 def test_the_measurements_are_what_the_model_says_it_was_fitted_to():
     problems = set(SWEEP.problems)
-    assert len(SWEEP.us) == 1152 == len(set(zip(SWEEP.plans, SWEEP.problems)))
+    assert len(SWEEP.us) == 1156 == len(set(zip(SWEEP.plans, SWEEP.problems)))
     assert {(p.n, p.k) for p in problems} == {(4096, 4096), (7168, 16384), (28672, 8192)}
     assert {p.m for p in problems} == {1, 8, 16, 32, 64, 128, 256} and len(problems) == 84
     assert all(rules.refusal(plan, problem) is None for plan, problem in zip(SWEEP.plans, SWEEP.problems))
@@ -58,7 +59,7 @@ def test_of_every_measured_problem_a_plan_near_the_best_is_chosen():
 
 def test_without_split_plans_near_the_best_are_chosen_too():
     """Which is what `batch_invariant` leaves."""
-    unsplit = SWEEP.where(np.array([plan.split == 1 for plan in SWEEP.plans]))
+    unsplit = SWEEP.where(np.array([plan.cluster == 1 for plan in SWEEP.plans]))
     found = ratios_of(fit_int4.regrets(unsplit))
     assert len(found) == 84
     assert found.mean() < 1.02 and found.max() < 1.1
@@ -121,3 +122,17 @@ def test_one_kernel_takes_every_number_of_tokens(a_dtype, group, zeros):
             choice = choose_int4(problem, H200, batch_invariant)
             assert choice.kernel.refusal(choice.plan, problem) is None
             assert choice.kernel is rules or m <= 8 and not batch_invariant
+
+
+@pytest.mark.parametrize(
+    "num_sms, tiles, turns", [(132, 448, 3.5), (131, 131, 1.5), (131, 130, 1.0), (131, 200, 2.0), (4, 5, 1.5), (4, 7, 2.0), (2, 1, 0.5)]
+)
+def test_a_tail_is_priced_by_the_pairs_there_are(num_sms, tiles, turns):
+    """An odd multiprocessor has no pair; where more tiles are left than pairs, each is taken whole."""
+    problem = Int4Problem(8, 64 * tiles, 1024)
+    plan = Int4Plan.of(problem, rules.NAME, block_m=8, block_n=64, num_stages=3, tail=2)
+    device = dataclasses.replace(H200, num_sms=num_sms)
+    assert rules.count_tiles(plan, problem) == tiles
+    assert work_of(plan, problem, device, tiles, 4).records == turns * problem.records
+    plain = dataclasses.replace(plan, tail=1)
+    assert work_of(plain, problem, device, tiles, 4).records == -(-tiles // num_sms) * problem.records

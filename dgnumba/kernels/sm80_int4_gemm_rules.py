@@ -38,7 +38,7 @@ RULES: tuple[Rule, ...] = (
     (f"BLOCK_M of {BLOCK_MS}", lambda plan, _: plan.block_m in BLOCK_MS),
     (f"BLOCK_N of {BLOCK_NS}", lambda plan, _: plan.block_n in BLOCK_NS),
     (f"{RECORD_COUNTS} records a stage", lambda plan, _: plan.records in RECORD_COUNTS),
-    ("no split", lambda plan, _: plan.split == 1),
+    ("no split and no tail", lambda plan, _: plan.cluster == 1),
     (f"{MIN_STAGES} to {MAX_STAGES} stages", lambda plan, _: MIN_STAGES <= plan.num_stages <= MAX_STAGES),
     ("no scales folded into weights", lambda plan, _: not plan.fold),
     ("FP8 operands, to widen them", lambda plan, _: plan.a_dtype == "float8_e4m3fn" or not plan.widen),
@@ -62,8 +62,8 @@ def threads(plan: Int4Plan) -> int:
 
 
 def is_batch_invariant(plan: Int4Plan) -> bool:
-    """As `Int4Kernel` has it: a split adds up partial sums, whose number goes by M."""
-    return plan.split == 1
+    """As `Int4Kernel` has it: a CTA sums all of K of its tile, record after record."""
+    return plan.cluster == 1
 
 
 def smem(plan: Int4Plan) -> SmemMap:

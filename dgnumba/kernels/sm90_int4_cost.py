@@ -69,28 +69,28 @@ class Int4Constants:
     """
 
     clock: float = 1.75
-    launch: float = 3.11
-    split: float = 1.1
+    launch: float = 3.13
+    split: float = 1.09
     exchange: float = 29.1
-    tile: float = 0.179
-    store: float = 14.1
-    wgmma_floor: float = 10.7
-    latency: float = 117.0
-    stage: float = 22.0
-    unpack_wide: float = 100.0
-    unpack_table: float = 82.3
-    unpack_bytes: float = 16.0
+    tile: float = 0.173
+    store: float = 15.6
+    wgmma_floor: float = 10.6
+    latency: float = 118.0
+    stage: float = 20.7
+    unpack_wide: float = 101.0
+    unpack_table: float = 82.5
+    unpack_bytes: float = 16.6
     promotion_wide: float = 1.0
-    promotion_table: float = 3.33
+    promotion_table: float = 3.36
     promotion_bytes: float = 3.03
-    promotion_rows: float = 1.96
-    fold: float = 62.4
-    fold_sharing: float = 6.54
+    promotion_rows: float = 1.98
+    fold: float = 92.3
+    fold_sharing: float = 10.2
     port: float = 64.0
-    memory_share: float = 0.917
+    memory_share: float = 0.916
     norm: float = 4.0
     pipes: float = 1.5
-    sharing: float = 3.01
+    sharing: float = 3.04
 
 
 CONSTANTS = Int4Constants()
@@ -112,7 +112,7 @@ class Work(NamedTuple):
     rounds          of tiles
     stored          elements of D of a tile
     partial_bytes   of a tile's partial sums in one CTA of a split, or of a tail; 0 without
-    is_split        1 with a split or a tail, else 0
+    is_shared       1 with a split or a tail, else 0
     nbytes, rate    that must move through memory; the data sheet's bytes a microsecond
     """
 
@@ -130,16 +130,18 @@ class Work(NamedTuple):
     rounds: Array
     stored: Array
     partial_bytes: Array
-    is_split: Array
+    is_shared: Array
     nbytes: Array
     rate: Array
 
 
 def work_of(plan: Int4Plan, problem: Int4Problem, device: Device, tiles: int, accumulators: int) -> Work:
     """The work of a plan that has `tiles` tiles, and `accumulators` registers for a record's sums."""
-    is_split, size = plan.cluster > 1, problem.a_dtype.itemsize
-    rounds = 1 if plan.split > 1 else -(-tiles // device.num_sms)
-    turns = rounds - 1 + 1 / plan.cluster
+    is_shared, size = plan.cluster > 1, problem.a_dtype.itemsize
+    slots = tiles if plan.split > 1 else max(1, device.num_sms // plan.tail) * plan.tail
+    whole, left = divmod(tiles, slots)
+    rounds = whole + (left > 0)
+    turns = 1 / plan.split if plan.split > 1 else whole + (1 / plan.tail if left <= slots // plan.tail else 1) * (left > 0)
     warpgroups, tokens = plan.block_n // 64, min(plan.block_m, problem.m)
     passes = (2 if plan.zeros == "float" else 1) * (2 if plan.group == 16 and size == 1 else 1)
     return Work(
@@ -156,8 +158,8 @@ def work_of(plan: Int4Plan, problem: Int4Problem, device: Device, tiles: int, ac
         record_bytes=plan.record.nbytes * warpgroups + tokens * 128 * size,
         rounds=rounds,
         stored=0 if plan.split > 1 else tokens * plan.block_n,
-        partial_bytes=plan.block_m * plan.block_n * 4 if is_split else 0,
-        is_split=int(is_split),
+        partial_bytes=plan.block_m * plan.block_n * 4 if is_shared else 0,
+        is_shared=int(is_shared),
         nbytes=problem.bytes,
         rate=device.memory_bandwidth * 1e-6,
     )
@@ -177,7 +179,7 @@ def microseconds(work: Work, c: Int4Constants = CONSTANTS) -> Array:
     memory = work.nbytes / (c.memory_share * work.rate)
     pace = _norm(c.norm, work.records * cycles / per_us, work.records * work.record_bytes / (c.port * per_us), memory)
     ends = work.rounds * c.tile + work.rounds * work.stored / (c.store * 1e3)
-    return c.launch + pace + ends + work.is_split * c.split + work.partial_bytes / (c.exchange * 1e3)
+    return c.launch + pace + ends + work.is_shared * c.split + work.partial_bytes / (c.exchange * 1e3)
 
 
 def _norm(exponent: Array, *parts: Array) -> Array:

@@ -145,8 +145,8 @@ def prepare_int4_weights(w: QTensor, a_dtype: DType | str = "bfloat16", *, gate:
 
     Raises:
         DTypeError: another element, scale or activation type.
-        ProblemError: no matrix, groups that do not fit, zero points out of range, a gate of another form, or a finite scale of 2^120 or more, times
-            which powers of two that go with the operands (`Int4Plan.operand_power`) might leave float32.
+        ProblemError: no matrix, groups that do not fit, zero points out of range, a gate of another form, or a scale of int4 or uint4 of 2^120 or
+            more, which might leave float32 by the power of two that goes with the operands (`Int4Plan.operand_power`).
 
     >>> from dgnumba.quant import quantize
     >>> prepare_int4_weights(quantize(np.ones((64, 128), np.float32), "int4_g128"))
@@ -162,13 +162,13 @@ def prepare_int4_weights(w: QTensor, a_dtype: DType | str = "bfloat16", *, gate:
             raise ProblemError(
                 "w: expected no act order beside float8_e4m3fn, whose scales go by 128 columns as they stand: permute before A is quantized"
             )
-        _check_scales(w)
+        _check_scales("w", w)
         if gate is None:
             return _packed(w, first, kind, False, _range_of(w))
         _check("gate", gate)
         _check_gate(w, gate)
-        _check_scales(gate)
         second = _plain(gate)
+        _check_scales("gate", gate)
         codes, scales, zeros, rests = (None if x is None else _interleaved(x, y) for x, y in zip(first.blocks, second.blocks))
         return _packed(w, _Plain(codes, scales, zeros, rests, first.order), kind, True, _range_of(w, gate))
 
@@ -257,14 +257,13 @@ def _zero_points(q: QTensor) -> tuple[Any, Any]:
 
 
 LARGEST_SCALE = 2.0**120
-"""What scales stay below: kernels multiply them by 2^8 at most, in float32, before they meet sums."""
+"""What scales of int4 and uint4 stay below: kernels multiply them by 2^8 at most (`Int4Plan.operand_power`), in float32, before they meet sums."""
 
 
-def _check_scales(*tensors: QTensor) -> None:
-    for q in tensors:
-        largest = float(abs(q.scales).max()) if q.scale.size else 0.0
-        if largest >= LARGEST_SCALE and q.dtype is not E2M1:
-            raise ProblemError(f"w: expected scales below 2^120, got {largest:g}")
+def _check_scales(name: str, q: QTensor) -> None:
+    largest = float(abs(q.scales).max()) if q.scale.size else 0.0
+    if largest >= LARGEST_SCALE and q.dtype is not E2M1:
+        raise ProblemError(f"{name}: expected scales below 2^120, got {largest:g}")
 
 
 def _interleaved(x: Any, y: Any) -> Any:

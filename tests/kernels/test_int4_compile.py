@@ -48,6 +48,8 @@ SPREAD = [
     plan(64, 256, 1, fold=True, w_dtype="float4_e2m1fn", group=16, scale_dtype="float8_e4m3fn", with_alpha=True),
     plan(128, 128, 2, a_dtype="float8_e4m3fn", a_by_row=True),  # no scales of tokens beside the accumulators
     plan(24, 128, 2, 2, a_dtype="float8_e4m3fn", a_by_row=True, zeros="float", group=64),
+    plan(128, 128, 2, tail=2),  # two loops over stages
+    plan(128, 128, 1, tail=2, a_dtype="int8", with_bias=True),
     plan(16, 256, 2, a_dtype="float8_e4m3fn", zeros="integer", group=64),  # the most that is held beside tables of e4m3
 ]
 
@@ -56,7 +58,8 @@ def expected_wgmma(chosen):
     """Steps of 32 bytes of K; twice as many where a step holds two groups, or tokens are summed too."""
     steps = 4 * DTYPES[chosen.a_dtype].itemsize
     halves = 2 if chosen.group == 16 and steps == 4 else 1
-    return chosen.records * steps * halves * (2 if chosen.zeros == "float" else 1)
+    passes = 2 if chosen.tail > 1 else 1  # whole tiles, then a share of one
+    return chosen.records * steps * halves * (2 if chosen.zeros == "float" else 1) * passes
 
 
 def problems_with(chosen, ptx, cubin):
@@ -147,6 +150,6 @@ def test_what_is_chosen_fits(m, n, k):
         assert kernel.smem(plan).launch_bytes <= H200.smem_per_block and kernel.refusal(plan, problem) is None
         if kernel is INT4:  # the other has a CTA a tile, and no ring
             grid = kernel.grid(plan, problem, H200)
-            assert plan.num_stages >= 2 and grid <= H200.num_sms and grid % plan.split == 0
+            assert plan.num_stages >= 2 and grid <= H200.num_sms and grid % plan.cluster == 0
         else:
             assert kernel is INT4_GEMV and m <= 8

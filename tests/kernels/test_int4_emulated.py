@@ -103,6 +103,6 @@ def test_random_products(policy, rng):
         plans = INT4.candidates(problem, H200)
         chosen = plans[rng.integers(len(plans))]
         tile = (chosen.block_m, chosen.block_n, chosen.records, min(chosen.num_stages, 3), chosen.split)
-        tail = int(rng.integers(1, 3)) if chosen.split == 1 and chosen.records * 256 <= k else 1
-        Int4Product(kind, variant, m, n, k, tile, product.num_sms, tail=tail).run(INT4, policy, int(rng.integers(2**31)))
+        tail = int(rng.integers(1, 3)) if chosen.split == 1 and chosen.records * 256 <= k and chosen.block_n <= 128 else 1
+        Int4Product(kind, variant, m, n, k, tile, product.num_sms, fold=chosen.fold, tail=tail).run(INT4, policy, int(rng.integers(2**31)))
         done += 1

@@ -142,7 +142,7 @@ def scaled(least, most, w_dtype="int4", k=256):
         (BF16, 2.0**-14, 1e30, True),
         (BF16, 1e-37, 1.0, True),
         (BF16, 1e-38, 1.0, False),
-        (BF16, 1.0, 1e36, True),
+        (BF16, 1.0, 1e36, True),  # more is refused
     ],
 )
 def test_weights_are_folded_where_their_products_are_normal(kind, least, most, folds):
@@ -152,6 +152,11 @@ def test_weights_are_folded_where_their_products_are_normal(kind, least, most, f
     assert problem.may_fold == folds
     assert any(plan.fold for plan in INT4.candidates(problem, H200)) == folds
     assert not w.folds_into(DTYPES["float8_e4m3fn"]) and not w.folds_into(DTYPES["int8"])
+
+
+def test_e2m1_whose_products_would_overflow_is_not_folded():
+    for most, folds in ((2.0**124, True), (2.0**127, False)):
+        assert dgnumba.prepare_int4_weights(scaled(1.0, most, "float4_e2m1fn"), BF16).folds_into(DTYPES[BF16]) == folds
 
 
 def test_weights_whose_range_nobody_looked_at_are_not_folded():

@@ -5,9 +5,10 @@ import dataclasses
 import int4_cases as cases
 import numpy as np
 import pytest
-from kernels.int4_products import H200, INT4
+from kernels.int4_products import H200, INT4, INT4_GEMV, PORTABLE_INT4
 
 from dgnumba import int4_prepared
+from dgnumba.errors import PlanError
 from dgnumba.int4_operands import check_int4_gemm_nt, lay_out
 from dgnumba.int4_plan import validate_int4
 from dgnumba.kernels.int4_spec import Int4Plan
@@ -32,3 +33,12 @@ def test_a_launch_has_the_shape_of_the_kernel(choices, rng, monkeypatch):
     (shape,), built = asked, INT4.build(plan)
     assert shape.cluster == (built.cluster, 1, 1) and shape.grid[0] % built.cluster == 0
     assert (shape.block, shape.smem) == ((built.threads, 1, 1), built.smem.launch_bytes)
+
+
+@pytest.mark.parametrize("kernel", [INT4_GEMV, PORTABLE_INT4], ids=lambda kernel: kernel.NAME)
+@pytest.mark.parametrize("choices", [{"split": 2}, {"tail": 2}, {"tail": 3}], ids=str)
+def test_a_cluster_is_refused_where_the_kernel_has_none(kernel, choices, rng):
+    problem = check_int4_gemm_nt(*cases.exact_problem(rng, "bfloat16", "int4_g128", 3, 20, 256), out_dtype="float32").problem
+    plan = kernel.candidates(problem, H200)[0]
+    with pytest.raises(PlanError, match="no split"):
+        validate_int4(dataclasses.replace(plan, **choices), problem, H200)

@@ -177,7 +177,8 @@ GOLDEN = {
     "unpack.e2m1x8_to_f16x8": rf"lop3\.b32 t, y, 0x80008000, t, 234; fma\.rn\.f16x2 {R}, t, power, none;",
     "unpack.hold": rf"// hold {{{R}, {R}, {R}, {R}}}",
     "unpack.pin": rf"setp\.eq\.u32 p, {R}, 0xffffffff; @p st\.shared\.v4\.b32 \[{R}\], {{{R}, {R}, {R}, {R}}};",
-    "unpack.bf16x2_of_zero_point": rf"mul\.lo\.u32 z, {R}, 0x10001; .*fma\.rn\.bf16x2 {R}, z, scale, none;",
+    "unpack.bf16x2_of_zero_point": rf"mul\.lo\.u32 z, {R}, 0x10001; mov\.b32 scale, 0xff00ff00; mov\.b32 none, 0x80008000; "
+    + rf"fma\.rn\.bf16x2 {R}, z, scale, none;",
     "unpack.signs4x8_to_e4m3x8": rf"and\.b32 s, {R}, 0x01010101; and\.b32 t, {R}, 0x0f0f0f0f; mad\.lo\.u32 {R}, s, 129, t;",
     "unpack.signs4x8_to_u4x8": rf"and\.b32 s, {R}, 0x11111111; mul\.lo\.u32 s, s, 15; lop3\.b32 {R}, t, 0x77777777, s, 0x59;",
     "unpack.u4x8_to_bf16x8_over_64": rf"and\.b32 t0, {R}, 0x000f000f; fma\.rn\.bf16x2 {R}, t0, low, {R};",

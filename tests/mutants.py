@@ -178,6 +178,7 @@ TRIALS = {
         Int4Product("float16", "uint4_g64", 8, 64, 1024, (8, 64, 4, 2, 1), 1, fold=True),
         Int4Product("bfloat16", "mxfp4", 8, 70, 256, (8, 64, 1, 2, 1), 1, fold=True),
         Int4Product("float8_e4m3fn", "int4_g128", 8, 70, 200, (8, 64, 1, 2, 1), 1),
+        Int4Product("float8_e4m3fn", "nvfp4", 8, 70, 200, (8, 64, 1, 2, 1), 1),
         Int4Product("bfloat16", "int4_g128", 8, 150, 512, (8, 64, 1, 2, 1), 2, tail=2),
         Int4Product("bfloat16", "int4_g128", 8, 380, 256, (8, 64, 1, 2, 1), 4, tail=2),
         Int4Product("int8", "int4_g128", 8, 390, 256, (8, 64, 1, 2, 1), 4, tail=2),

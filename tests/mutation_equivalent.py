@@ -13,7 +13,6 @@ _NO_TILE = "goes on to a tile more, of which the loop in it asks for no stage"
 EQUIVALENT: dict[str, str] = {
     "int4_fold.stage_folded: drop wait: wgmma.wait #0": _FREES,
     "int4_stage.stage: drop barrier: thread.syncwarp #0": "lanes share nothing there: it keeps ptxas from mixing what follows with the products",
-    "int4_stage.stage: drop predicate: if queues #0": "lanes share nothing there: it keeps ptxas from mixing what follows with the products",
     "int4_fold.stage_folded: wait count: wgmma.wait +1 #0": _FREES,
     "*: drop wait: thread.griddepcontrol_wait #*": _GRIDS,
     "epilogue.store_tile: drop predicate: tma.store_2d_if #0": "all 128 threads store the same box of the same bytes: slower, not wrong",

@@ -8,7 +8,6 @@ seconds and peak resident memory (``ru_maxrss``). Exits with 1 where a process t
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -38,15 +37,23 @@ def make(path: Path, nbytes: int) -> None:
                 writer.write_bytes(name, start, piece[: n * COLUMNS * 2 - start])
 
 
+_MEASURED = """
+import os, subprocess, sys
+child = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
+_, status, usage = os.wait4(child.pid, 0)
+print(os.waitstatus_to_exitcode(status), usage.ru_maxrss)
+"""
+# NOTE: by a small process between: on Linux a peak begins with what the parent had, which exec does not take back.
+
+
 def measure(*arguments: str) -> tuple[float, float]:
     """(seconds, peak MB) of a command line of dgnumba, in a process of its own."""
     begin = time.perf_counter()
-    child = subprocess.Popen([sys.executable, "-m", "dgnumba", *arguments], stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode:
-        raise SystemExit(f"dgnumba {' '.join(arguments)}: exit status {child.returncode}")
-    return time.perf_counter() - begin, usage.ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+    command = [sys.executable, "-c", _MEASURED, sys.executable, "-m", "dgnumba", *arguments]
+    code, peak = map(int, subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout.split())
+    if code:
+        raise SystemExit(f"dgnumba {' '.join(arguments)}: exit status {code}")
+    return time.perf_counter() - begin, peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
 
 
 def main() -> int:

@@ -29,6 +29,13 @@ def test_a_small_one_goes_through_the_tool(monkeypatch, capsys, tmp_path):
     ]
 
 
+def test_what_measures_may_be_large_itself(monkeypatch, capsys, tmp_path):
+    """On Linux a child's peak begins with its parent's."""
+    ballast = bytearray(b"1") * (700 << 20)
+    code, out = run(monkeypatch, capsys, "--gb", 0.02, "--to", "fp8-block", "--folder", tmp_path, "--limit", 600)
+    assert code == 0 and len(ballast) == 700 << 20, out
+
+
 @pytest.mark.full
 def test_4_gb_within_1_gb_of_memory(monkeypatch, capsys, tmp_path):
     code, out = run(monkeypatch, capsys, "--gb", 4, "--to", "fp8-block", "awq", "bfloat16", "--folder", tmp_path)

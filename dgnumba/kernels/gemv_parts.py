@@ -132,6 +132,35 @@ def scale_offsets_for(count: int) -> Callable[..., Any]:
     return offsets
 
 
+def fetch_first_for(fetch: Any, fetch_tokens: Any, are_weights_first: bool) -> Any:
+    """The device function `fetch_first(step, at, weights, row_scale)`: what one of the first steps needs, as `fetch` asks for it.
+
+    With `are_weights_first` weights and their scale are on their way by then, and `fetch_tokens` asks for the rest.
+    """
+
+    @device_function
+    def fetch_first(step, at, weights, row_scale):  # type: ignore[no-untyped-def]
+        if are_weights_first:
+            tokens, scales = fetch_tokens(step, at)
+            return weights, tokens, scales, row_scale
+        return fetch(step, at)
+
+    return fetch_first
+
+
+def warps_sum_for(warps: int, sums_bytes: int) -> Any:
+    """The device function `sum_of(partial)`: a float32 of each of the CTA's warps, `sums_bytes` of shared memory apart, added in their order."""
+
+    @device_function
+    def sum_of(partial):  # type: ignore[no-untyped-def]
+        total = memory.load_shared_f32(partial)
+        for warp in range(1, warps):
+            total = total + memory.load_shared_f32(partial + warp * sums_bytes)
+        return total
+
+    return sum_of
+
+
 def add_up_for(plan: GemmPlan, num_threads: int) -> Any:
     """The device function `add_up(smem_partial, out, rank, m, n, n_idx)`: adds the sums of the warps that share rows, in their order, and stores.
 
@@ -142,15 +171,7 @@ def add_up_for(plan: GemmPlan, num_threads: int) -> Any:
     OUTPUTS, SUMS_BYTES, WITH_C = plan.block_n * plan.block_m, 64 * plan.block_m, plan.with_c
     SPLIT = plan.cluster
     store_one, ELEMENT = STORES[plan.d_dtype]
-    load_addend = load_element_for(plan.d_dtype)
-
-    @device_function
-    def sum_of(partial):  # type: ignore[no-untyped-def]
-        """The sum of this CTA's warps."""
-        total = memory.load_shared_f32(partial)
-        for warp in range(1, WARPS):
-            total = total + memory.load_shared_f32(partial + warp * SUMS_BYTES)
-        return total
+    load_addend, sum_of = load_element_for(plan.d_dtype), warps_sum_for(WARPS, SUMS_BYTES)
 
     @device_function
     def sum_there(partial, rank):  # type: ignore[no-untyped-def]

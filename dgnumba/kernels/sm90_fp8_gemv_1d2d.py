@@ -24,7 +24,7 @@ from .._numba import device_function
 from ..integers import u32, u64
 from ..ptx import Fragment, Imm, Registers, fragment, memory, mma, thread, unrolled
 from .epilogue import Output
-from .gemv_parts import add_up_for, load_rows_for, load_scales_for, row_offsets_for, scale_offsets_for, store_partial
+from .gemv_parts import add_up_for, fetch_first_for, load_rows_for, load_scales_for, row_offsets_for, scale_offsets_for, store_partial
 from .sm90_fp8_gemv_1d2d_rules import smem, threads
 from .spec import Built, GemmPlan
 
@@ -97,13 +97,7 @@ def build(plan: GemmPlan) -> Built:
         tokens, scales = fetch_tokens(block, at)
         return weights, tokens, scales, memory.load_global_f32(at.sfb + u64(block) * 4)
 
-    @device_function
-    def fetch_first(block, at, weights, row_scale):  # type: ignore[no-untyped-def]
-        """The same of one of the first blocks, whose weights may be on their way."""
-        if WEIGHTS_FIRST:
-            tokens, scales = fetch_tokens(block, at)
-            return weights, tokens, scales, row_scale
-        return fetch(block, at)
+    fetch_first = fetch_first_for(fetch, fetch_tokens, WEIGHTS_FIRST)
 
     @device_function
     def use(total, weights, tokens, scales, row_scale):  # type: ignore[no-untyped-def]

@@ -29,7 +29,7 @@ from ..layouts.descriptors import SmemDescriptor, low_word
 from ..ptx import Fragment, Registers, barrier, fragment, memory, select, thread, unpack, unrolled, wgmma
 from ..ptx.fragment import Held
 from .epilogue import Output
-from .gemv_parts import add_up_for, load_rows_for, row_offsets_for, store_partial
+from .gemv_parts import add_up_for, fetch_first_for, load_rows_for, row_offsets_for, store_partial
 from .sm90_fp8_gemv_1d2d_rs_rules import columns, slices, smem, threads, warpgroups
 from .spec import Built, GemmPlan
 
@@ -195,13 +195,7 @@ def build(plan: GemmPlan) -> Built:
         tokens, scale = fetch_tokens(step, at)
         return weights, tokens, scale, memory.load_global_f32(at.sfb + u64(step) * (4 * SLICES))
 
-    @device_function
-    def fetch_first(step, at, weights, row_scale):  # type: ignore[no-untyped-def]
-        """The same of one of the first steps, whose weights may be on their way."""
-        if WEIGHTS_FIRST:
-            tokens, scale = fetch_tokens(step, at)
-            return weights, tokens, scale, row_scale
-        return fetch(step, at)
+    fetch_first = fetch_first_for(fetch, fetch_tokens, WEIGHTS_FIRST)
 
     @device_function
     def turn(total, step, steps, weights, tokens, scale, row_scale, at):  # type: ignore[no-untyped-def]

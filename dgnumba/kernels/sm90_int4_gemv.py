@@ -23,6 +23,7 @@ from .._numba import device_function
 from ..dtypes import DTYPES
 from ..integers import u32, u64
 from ..ptx import convert, cp_async, fragment, memory, thread
+from .gemv_parts import warps_sum_for
 from .int4_finish import finish_for, store_partial
 from .int4_gemv_parts import bits_for, copy_tokens_for, load_for, multiply_for
 from .int4_spec import Int4Plan
@@ -133,22 +134,21 @@ def build(plan: Int4Plan) -> Built:
         return total
 
     @device_function
-    def float_sum_of(partial):  # type: ignore[no-untyped-def]
-        """The sum of the warps; its bits."""
-        total = memory.load_shared_f32(partial)
-        for warp in range(1, WARPS):
-            total = total + memory.load_shared_f32(partial + warp * SUMS_BYTES)
-        return convert.f32_to_bits(total)
-
-    @device_function
     def whole_sum_of(partial):  # type: ignore[no-untyped-def]
-        """The same of integers."""
+        """The int32 sum of the warps."""
         total = memory.load_shared_u32(partial)
         for warp in range(1, WARPS):
             total = total + memory.load_shared_u32(partial + warp * SUMS_BYTES)
         return total
 
-    sum_of = whole_sum_of if IS_WHOLE else float_sum_of
+    float_sum_of = warps_sum_for(WARPS, SUMS_BYTES)
+
+    @device_function
+    def bits_of_sum(partial):  # type: ignore[no-untyped-def]
+        """The float32 sum of the warps, as its bits."""
+        return convert.f32_to_bits(float_sum_of(partial))
+
+    sum_of = whole_sum_of if IS_WHOLE else bits_of_sum
 
     @device_function
     def add_up(partial, n_idx, w, d, d_pitch, bias, c, c_pitch, token_scales, alpha, m, n, records):  # type: ignore[no-untyped-def]

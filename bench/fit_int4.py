@@ -27,13 +27,13 @@ from dgnumba.kernels.sm90_int4_cost import CONSTANTS, Int4Constants, Work, micro
 RESULTS = Path(__file__).parent / "results" / "tune_int4_h200.json"
 
 START = Int4Constants(
-    launch=2.5, split=1.0, exchange=20.0, tile=0.5, store=20.0, wgmma_floor=16.0, latency=60.0, stage=20.0, unpack_wide=100.0, unpack_table=100.0,
-    unpack_bytes=100.0, promotion_table=2.0, promotion_bytes=2.0, memory_share=0.9,
+    launch=2.5, split=1.0, exchange=20.0, tile=0.5, store=20.0, wgmma_floor=16.0, latency=60.0, stage=20.0, unpack_wide=100.0, unpack_e4m3=100.0,
+    unpack_bytes=100.0, promotion_e4m3=2.0, promotion_bytes=2.0, memory_share=0.9,
 )  # fmt: skip
 """Where the fit begins: round numbers of the right order. What is not named here stays as it is: the sweep does not tell it from the others."""
 
 FREE = tuple(
-    "launch split exchange tile store wgmma_floor latency stage unpack_wide unpack_table unpack_bytes promotion_table promotion_bytes "
+    "launch split exchange tile store wgmma_floor latency stage unpack_wide unpack_e4m3 unpack_bytes promotion_e4m3 promotion_bytes "
     "promotion_rows memory_share fold fold_sharing sharing".split()
 )
 """What is fitted."""

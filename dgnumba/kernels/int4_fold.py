@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
+from ..dtypes import DTYPES
 from ..integers import u32
 from ..ptx import Fragment, convert, memory, packed, unpack, unrolled, wgmma
 from .int4_spec import Int4Plan
@@ -26,8 +29,9 @@ class Fold:
     def __init__(self, plan: Int4Plan, take: Unpack) -> None:
         self.plan, self.take = plan, take
         self.multiply = MULTIPLY[plan.a_dtype]
-        # the operands' scales (`Int4Plan.operand_power`): a power of two more, which rounds nothing
-        self.power = {0: None, 6: 0x42804280}[plan.operand_power]
+        # twice the power of two by which scales are those of the operands (`Int4Plan.operand_power`): it rounds nothing
+        factor = np.array([2.0**plan.operand_power] * 2, np.float32).astype(DTYPES[plan.a_dtype].numpy)
+        self.factor = int(factor.view(np.uint32)[0]) if plan.operand_power else None
 
     def scales(self, base: Any, pair: Any) -> list[tuple[Any, Any]]:
         """The scale of row q twice in a register, and that of row q + 8, a group each."""
@@ -37,7 +41,7 @@ class Fold:
         return [(self._of_operands(low), self._of_operands(high)) for low, high in pairs]
 
     def _of_operands(self, pair: Any) -> Any:
-        return pair if self.power is None else self.multiply(pair, u32(self.power))
+        return pair if self.factor is None else self.multiply(pair, u32(self.factor))
 
     def _twice(self, at: Any) -> tuple[Any, Any]:
         if self.plan.scale_dtype == self.plan.a_dtype:

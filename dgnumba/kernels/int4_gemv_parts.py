@@ -9,7 +9,7 @@ from ..layouts.int4.stream import ROWS
 from ..ptx import Fragment, Registers, convert, cp_async, fragment, matrix, memory, mma, packed, select, unpack, unrolled
 from .int4_spec import Int4Plan
 from .int4_stage import Multiply, Unpack, decode_pair_for
-from .sm90_int4_gemv_rules import held, held_of_strip, is_sixteenfold, token_bytes
+from .sm90_int4_gemv_rules import held, held_of_strip, token_bytes
 
 MINUS_8 = (0xE408E408, 0xD480D480)
 """Twice the float16 -(1024 + 8), and twice -(64 + 8): the zero point of int4, for `unpack.u4x8_to_f16x8`."""
@@ -24,10 +24,8 @@ class Strip(Unpack):
     def __init__(self, plan: Int4Plan) -> None:
         super().__init__(plan)
         self.is_widened, self.is_signs = plan.a_dtype == "float8_e4m3fn", plan.record.order == "signs"
-        if is_sixteenfold(plan):
-            self.power = -4  # integers that are given out as they are, too: `bits_for`
-        if self.is_signs:
-            self.power = 0  # of float16, not e4m3
+        # "signs" are float16 here, not e4m3; of integers that are given out as they are `bits_for` takes the sixteen off
+        self.power = 0 if self.is_signs else -4 if plan.is_sixteenfold else plan.operand_power
 
     def loaded(self, codes: Any, rest: Any, is_there: Any) -> tuple[Any, ...]:
         """Registers of a strip: eight words of codes, then scales, but where one serves all of K, and zero points, a group each.
@@ -256,7 +254,7 @@ def bits_for(plan: Int4Plan) -> Callable[..., Any]:
     """The operation `bits(total)`: a warp's sums as they are added up, float32 or int32."""
     if not plan.is_whole:
         return fragment.bits  # type: ignore[no-any-return]
-    count = 4 if is_sixteenfold(plan) else 0
+    count = 4 if plan.is_sixteenfold else 0
 
     @unrolled
     def bits(total: Registers(plan.block_n // 4)) -> Registers(plan.block_n // 4):  # type: ignore[valid-type]

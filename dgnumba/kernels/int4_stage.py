@@ -6,7 +6,7 @@ one is unpacked.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,6 @@ from .int4_spec import Int4Plan
 
 ONES = {"bfloat16": 0x3F803F80, "float16": 0x3C003C00, "float8_e4m3fn": 0x38383838, "int8": 0x01010101}
 """Registers full of 1: a product with them is the sum of the activations."""
-
-E2M1_AS_E4M3 = (0x3C383000, 0x4C484440, 0xBCB8B080, 0xCCC8C4C0)
-"""The table of `unpack.u4x8_by_table` for e2m1: 0, 0.5, 1, 1.5, 2, 3, 4, 6, and their negatives."""
 
 
 def load_pair_for(scale_dtype: str) -> Callable[[Any], tuple[Any, Any]]:
@@ -146,10 +143,9 @@ class Unpack:
         return r0, r1, r2, r3
 
 
-def e4m3_table(zero: int) -> tuple[int, int, int, int]:
-    """The table of `unpack.u4x8_by_table` for codes less a zero point: sixteen e4m3, as four words."""
-    codes = DTYPES["float8_e4m3fn"].encode([code - zero for code in range(16)])
-    words = codes.view("<u4").tolist()
+def e4m3_table(values: Sequence[float]) -> tuple[int, int, int, int]:
+    """The table of `unpack.u4x8_by_table` for what the sixteen codes stand for: as e4m3, in four words."""
+    words = DTYPES["float8_e4m3fn"].encode(values).view("<u4").tolist()
     return words[0], words[1], words[2], words[3]
 
 
@@ -157,7 +153,8 @@ def known_table(plan: Int4Plan) -> tuple[int, int, int, int] | None:
     """The one table by which a plan's codes become e4m3; None where there is one for each zero point, or no such plan."""
     if plan.record.order != "table" or plan.zeros != "none":
         return None
-    return E2M1_AS_E4M3 if plan.w_dtype == "float4_e2m1fn" else e4m3_table(zero_code(plan))
+    codes = np.arange(16)
+    return e4m3_table(DTYPES["float4_e2m1fn"].decode(codes) if plan.w_dtype == "float4_e2m1fn" else codes - zero_code(plan))
 
 
 def zero_code(plan: Int4Plan) -> int:

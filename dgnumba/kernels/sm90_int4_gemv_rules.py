@@ -48,7 +48,7 @@ RULES: tuple[Rule, ...] = (
     ("no split, no tail, and nothing to widen", lambda plan, _: plan.cluster == 1 and not plan.widen),
     (
         f"{MOST_SIXTEENFOLD} records a warp at most, whose sums are sixteen times as large, got {{problem.records}} for all",
-        lambda plan, problem: not (plan.is_whole and is_sixteenfold(plan)) or problem.records <= MOST_SIXTEENFOLD * plan.records,
+        lambda plan, problem: not (plan.is_whole and plan.is_sixteenfold) or problem.records <= MOST_SIXTEENFOLD * plan.records,
     ),
     ("registers for the records on their way", lambda plan, _: registers(plan) <= min(232, 65536 // threads(plan))),
     ("M up to {problem.m}", lambda plan, problem: problem.m <= plan.block_m),
@@ -59,11 +59,6 @@ RULES: tuple[Rule, ...] = (
 def refusal(plan: Int4Plan, problem: Int4Problem) -> str | None:
     """Why a plan cannot be built, or cannot take the problem, or None."""
     return plan.differs_from(problem) or first_broken(RULES, plan, problem)
-
-
-def is_sixteenfold(plan: Int4Plan) -> bool:
-    """Whether codes become int8 as sixteen times their value, which three operations do for eight of them and not seven: without zero points."""
-    return plan.a_dtype == "int8" and plan.w_dtype == "int4" and plan.zeros == "none"
 
 
 def held_of_strip(plan: Int4Plan) -> int:

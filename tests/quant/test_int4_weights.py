@@ -10,9 +10,10 @@ import pytest
 import dgnumba
 from dgnumba import prepare_int4_weights
 from dgnumba.errors import DTypeError, ProblemError
+from dgnumba.kernels.int4_spec import Int4Plan
 from dgnumba.layouts.int4 import PACKINGS
 from dgnumba.quant import quantize
-from dgnumba.quant.int4_weights import code_sum
+from dgnumba.quant.int4_weights import LARGEST_SCALE, code_sum
 
 
 def values_of(w):
@@ -129,3 +130,15 @@ def test_gates_share_columns_and_the_global_scale(rng):
     q, g = cases.weights(rng, "nvfp4", 16, 128), cases.weights(rng, "nvfp4", 16, 128)
     with pytest.raises(ProblemError, match="gate: expected w's global scale"):
         prepare_int4_weights(q, gate=g)
+
+
+def test_scales_that_are_taken_stay_in_float32_times_what_operands_ask_for():
+    """`LARGEST_SCALE` is said beside the weights, the powers beside the plans: together they must not leave float32."""
+    plans = [
+        Int4Plan("any", 8, 64, 2, a_dtype=a, w_dtype=w) for a in ("bfloat16", "float16", "float8_e4m3fn", "int8") for w in ("int4", "uint4")
+    ]
+    assert {plan.operand_power for plan in plans} == {0, 6, 8, -4}
+    assert all(
+        np.isfinite(np.float32(np.nextafter(np.float32(LARGEST_SCALE), np.float32(0))) * np.float32(2.0**plan.operand_power))
+        for plan in plans
+    )

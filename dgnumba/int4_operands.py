@@ -87,7 +87,7 @@ def check_int4_gemm_nt(
         m, weights.n, k, kind, weights.dtype, d_dtype, weights.group, weights.scale_dtype, weights.zeros,
         weights.has_gate, row is not None, add is not None, weights.global_scale is not None,
         kind is INT8 and weights.is_whole and weights.zeros != "float", kind is E4M3 and scales is not None and scales.array.ndim == 1,
-        weights.folds_into(kind),
+        weights.folds_into(kind), kind is E4M3 and scales is not None and scales.array.ndim == 1 and weights.f16_ratio(kind) is not None,
     )  # fmt: skip
     if d_dtype is I32:
         _check_raw(problem)
@@ -221,6 +221,9 @@ def _check_scales(scales: ArrayView | None) -> None:
 ARRAYS = ("a", "sfa", "w", "d", "bias", "c", "token_scales")
 """Of `Int4LaidOut`: what a kernel may reach by address."""
 
+NUMBERS = ("alpha", "ratio")
+"""Of its numbers, by their bits: those of the weights themselves, which another call of the same form may have otherwise."""
+
 
 @dataclass(frozen=True, eq=False)
 class Int4LaidOut:
@@ -233,6 +236,7 @@ class Int4LaidOut:
     d             ``[M, N]``, N contiguous; `target` is the caller's, to which it is copied when it is another
     c, bias       None, or what is added
     alpha_bits    bits of the float32 that all is multiplied by
+    ratio_bits    bits of the float32 that scales are multiplied by where sums are float16 (`Int4Weights.f16_ratio`); 0: they must not be
     copies        what had to be copied, in words
     """
 
@@ -246,6 +250,7 @@ class Int4LaidOut:
     c: Any
     bias: Any
     alpha_bits: int
+    ratio_bits: int
     copies: tuple[str, ...]
 
 
@@ -287,8 +292,9 @@ def lay_out(operands: Int4Operands, any_scales: bool = False) -> Int4LaidOut:
     if padded:
         copies.append("w: " + ", ".join(padded))
     alpha = 1.0 if weights.global_scale is None else weights.global_scale
-    bits = int(np.float32(alpha).view(np.uint32))
-    return Int4LaidOut(problem, a, sfa, token_scales, weights.stream, d, operands.d, c, operands.bias, bits, tuple(copies))
+    ratio = weights.f16_ratio(problem.a_dtype) or 0.0
+    bits, ratio_bits = (int(np.float32(x).view(np.uint32)) for x in (alpha, ratio))
+    return Int4LaidOut(problem, a, sfa, token_scales, weights.stream, d, operands.d, c, operands.bias, bits, ratio_bits, tuple(copies))
 
 
 def _has_plain_rows(x: Any) -> bool:

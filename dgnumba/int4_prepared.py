@@ -10,7 +10,7 @@ from typing import Any
 from . import config, launching
 from .config import Settings
 from .device import Device
-from .int4_operands import ARRAYS, Int4LaidOut
+from .int4_operands import ARRAYS, NUMBERS, Int4LaidOut
 from .int4_plan import Int4Choice
 from .prepared import Launched, extent_of, program
 from .quant.int4_weights import Int4Weights
@@ -40,7 +40,7 @@ class Launch:
         )
         self.scalars = [int(x) for x in args if not getattr(x, "is_tensor_map", False)]
         self.places = [(i, name) for i, name in enumerate(choice.kernel.SCALARS) if name in ARRAYS]
-        self.alpha = choice.kernel.SCALARS.index("alpha")
+        self.numbers = [(choice.kernel.SCALARS.index(name), f"{name}_bits") for name in NUMBERS if name in choice.kernel.SCALARS]
 
     def __call__(self, laid: Int4LaidOut, stream: int) -> None:
         """Queue the kernel on operands of the same form at other addresses."""
@@ -48,7 +48,8 @@ class Launch:
         for i, name in self.places:
             array = getattr(laid, name)
             scalars[i] = 0 if array is None else address(array)
-        scalars[self.alpha] = laid.alpha_bits
+        for i, name in self.numbers:
+            scalars[i] = getattr(laid, name)
         maps = tuple(encode(address(getattr(laid, name))) for encode, name in self.encoders)
         self.launcher(scalars, maps, stream)
 
@@ -75,7 +76,8 @@ class QuickCall:
     def __init__(self, launch: Launch, laid: Int4LaidOut) -> None:
         self.launch = launch
         self.scalars = list(launch.scalars)
-        self.scalars[launch.alpha] = laid.alpha_bits
+        for i, name in launch.numbers:
+            self.scalars[i] = getattr(laid, name)
         self.places = [(i, self.GIVEN[name]) for i, name in launch.places if name in self.GIVEN]
         self.sizes = tuple(0 if x is None else extent_of(x)
                            for x in (laid.a, laid.sfa if laid.sfa is not None else laid.token_scales, laid.w, laid.d))  # fmt: skip

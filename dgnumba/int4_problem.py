@@ -49,6 +49,7 @@ class Int4Problem:
         a_by_row: float8_e4m3fn with one float32 scale for each row, as a token's.
         may_fold: weights times their scales are in the range of A's type, 16 bits (`Int4Weights.folds_into`): a plan may multiply them
             before the product.
+        may_sum_f16: scales, and K, leave the sums of a row in the range of float16 (`Int4Weights.f16_ratio`): a plan may make them so.
     """
 
     m: int
@@ -67,6 +68,7 @@ class Int4Problem:
     is_whole: bool = False
     a_by_row: bool = False
     may_fold: bool = False
+    may_sum_f16: bool = False
 
     def __post_init__(self) -> None:
         for name in ("a_dtype", "w_dtype", "d_dtype", "scale_dtype"):

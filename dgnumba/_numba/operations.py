@@ -115,7 +115,7 @@ def _pack(context: Any, builder: Any, ty: Any, result: Any) -> Any:
 
 
 class _Hole(str):
-    """The text of one operand in PTX: `$3`, or `{$0, $1, ...}` for a list; `{acc[2]}`, `{acc.count}`, `{acc.columns}` in the text work."""
+    """The text of one operand in PTX: `$3`, or `{$0, $1, ...}` for a list; `{acc[2]}`, `{acc.count}`, `{acc.columns}`, `{acc.columns_f16}` in the text work."""
 
     items: tuple[str, ...] = ()
 
@@ -129,6 +129,10 @@ class _Hole(str):
     @property
     def columns(self) -> int:
         return 2 * len(self.items)
+
+    @property
+    def columns_f16(self) -> int:
+        return 4 * len(self.items)
 
 
 def _hole(first: int, count: int | None) -> _Hole:

@@ -4,8 +4,10 @@ All 33 terms are aligned to the largest exponent E among them and truncated towa
 are added exactly; the sum is truncated toward zero to 13 fraction bits of its own exponent. A product's exponent is the sum of its factors'
 exponents, so its significand lies in [1, 4); a subnormal factor has the exponent of the smallest normal number.
 
-This is the model published for Hopper's wgmma. For e4m3 it holds bit for bit on an H200: 10,584 tiles of 64 x 128 x 128, 86.7 million elements, none
-different (2026-11-29, bench/probe_tensor_core.py, bench/results/tensor_core_h200.json). e5m2 has not been probed.
+With float16 accumulators the sum of the truncated terms is rounded once, to the nearest float16, ties to even; it is not truncated before.
+
+The first is the model published for Hopper's wgmma. For e4m3 it holds bit for bit on an H200: 10,584 tiles of 64 x 128 x 128, 86.7 million elements, none
+different (2026-11-29, bench/probe_tensor_core.py, bench/results/tensor_core_h200.json); so does the second. e5m2 has not been probed.
 """
 
 from __future__ import annotations
@@ -29,6 +31,26 @@ def multiply_add(acc: np.ndarray | None, a: np.ndarray, b: np.ndarray, a_smalles
     a, b                    float32 [M, 32] and [N, 32], which hold FP8 values
     a_smallest, b_smallest  exponents of the smallest normal numbers of their formats
     """
+    total, unit, start = _aligned_sum(acc, a, b, a_smallest, b_smallest)
+    with np.errstate(invalid="ignore", over="ignore"):
+        result = np.ldexp(_truncate(total), -unit).astype(np.float32)
+    return _with_specials(result, start, a, b)
+
+
+def multiply_add_f16(acc: np.ndarray | None, a: np.ndarray, b: np.ndarray, a_smallest: int, b_smallest: int) -> np.ndarray:
+    """`multiply_add` with accumulators, and a result, of float16."""
+    total, unit, start = _aligned_sum(None if acc is None else acc.astype(np.float32), a, b, a_smallest, b_smallest)
+    with np.errstate(invalid="ignore", over="ignore"):
+        result = np.ldexp(total, -unit)
+        rounded = _with_specials(result, start, a, b).astype(np.float16)
+    rounded.view(np.uint16)[np.isnan(rounded)] = 0x7FFF
+    return rounded
+
+
+def _aligned_sum(
+    acc: np.ndarray | None, a: np.ndarray, b: np.ndarray, a_smallest: int, b_smallest: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The sum of the truncated terms in units of their last bit, the power of two by which it is too large, and the addend."""
     products = a[:, None, :] * b[None, :, :]
     exponent = np.max(exponents(a, a_smallest)[:, None, :] + exponents(b, b_smallest)[None, :, :], axis=2)
     start = np.zeros(exponent.shape, np.float32) if acc is None else acc
@@ -38,9 +60,7 @@ def multiply_add(acc: np.ndarray | None, a: np.ndarray, b: np.ndarray, a_smalles
     with np.errstate(invalid="ignore", over="ignore"):
         products *= np.ldexp(np.float32(1), np.minimum(unit, 126))[:, :, None]
         np.trunc(products, out=products)
-        total = products.sum(axis=2) + np.trunc(np.ldexp(start, unit))
-        result = np.ldexp(_truncate(total), -unit).astype(np.float32)
-    return _with_specials(result, start, a, b)
+        return products.sum(axis=2) + np.trunc(np.ldexp(start, unit)), unit, start
 
 
 def _truncate(integers: np.ndarray) -> np.ndarray:

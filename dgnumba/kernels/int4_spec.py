@@ -24,6 +24,7 @@ class Int4Plan:
     split              CTAs of a cluster that share a tile, each a range of K
     tail               CTAs of a cluster that share a tile of the last round, where there are too few for all multiprocessors; 1: none
     fold               scales are multiplied into the weights, which are rounded to A's type; sums then need none
+    f16_sums           sums of a group, and of groups, are float16, the tensor core's own too
     widen              FP8 operands become float16 in the registers, where the tensor core lacks FP8
     pdl                as of `GemmPlan`
     the rest           as of `Int4Problem`
@@ -51,12 +52,14 @@ class Int4Plan:
     pdl: bool = False
     fold: bool = False
     tail: int = 1
+    f16_sums: bool = False
 
     @property
     def name(self) -> str:
         """A short name that says every choice: `16x128x256 s5 split2 bfloat16 int4_g128 float16`."""
         split = (
             f" split{self.split}" * (self.split > 1) + f" tail{self.tail}" * (self.tail > 1) + " widen" * self.widen + " fold" * self.fold
+            + " f16sums" * self.f16_sums
         )
         zeros = f" {self.zeros[:3]}zero" if self.zeros != "none" else ""
         fused = "".join(
@@ -145,6 +148,7 @@ class Int4Plan:
             widen=self.widen,
             fold=self.fold,
             tail=self.tail,
+            f16_sums=self.f16_sums,
             pdl=self.pdl,
         )
         for name in self.__dataclass_fields__:

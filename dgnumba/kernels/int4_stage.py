@@ -65,10 +65,14 @@ class Unpack:
         return step * (128 // self.steps) // self.plan.group
 
     def scales(self, base: Any, pair: Any) -> list[tuple[Any, Any]]:
-        """The scales of this thread's two rows, a group each."""
+        """The scales of this thread's two rows, a group each, as those of their operands."""
+        return [self.of_operands(scales) for scales in self.plain_scales(base, pair)]
+
+    def plain_scales(self, base: Any, pair: Any) -> list[tuple[Any, Any]]:
+        """The scales of this thread's two rows, a group each, as they are in the stream."""
         size = self.record.scale_bytes
         first = base + self.record.scales_at + pair * (2 * size)
-        return [self.of_operands(self.load_pair(first + group * (ROWS * size))) for group in range(self.record.groups)]
+        return [self.load_pair(first + group * (ROWS * size)) for group in range(self.record.groups)]
 
     def of_operands(self, pair: Any) -> tuple[Any, Any]:
         """The scales of two rows of weights as those of their operands."""
@@ -193,8 +197,14 @@ class Multiply:
         self.has_sums = plan.zeros == "float"
         self.blocks = 2 if self.take.is_wide else 1
         operand = SmemDescriptor(swizzle=128)
-        self.mma = wgmma.mma_rs_s8_for(b=operand) if self.is_integer else wgmma.mma_rs_for(plan.a_dtype, plan.a_dtype, b=operand)
-        self.fresh = fragment.undefined_s32 if self.is_integer else fragment.undefined
+        if self.is_integer:
+            self.mma = wgmma.mma_rs_s8_for(b=operand)
+        else:
+            self.mma = (wgmma.mma_rs_f16_for if plan.f16_sums else wgmma.mma_rs_for)(plan.a_dtype, plan.a_dtype, b=operand)
+        in_words = self.is_integer or plan.f16_sums
+        self.fresh = fragment.undefined_s32 if in_words else fragment.undefined
+        self.wait_for = wgmma.wait_s32 if in_words else wgmma.wait
+        self.registers = plan.block_m // (4 if plan.f16_sums else 2)
         # groups of 16 in steps of 32: each takes the registers of its half of a step's columns, and zeros for the other
         self.halves = (0, 1) if plan.group == 16 and not self.take.is_wide else (None,)
         self.ones = (ONES[plan.a_dtype],) * 4
@@ -214,7 +224,7 @@ class Multiply:
         """
         groups, per_block = self.plan.record.groups, self.take.steps // self.blocks
         block_units = self.plan.block_m * 128 // 16
-        accs = free or [self.fresh(self.plan.block_m // 2) for _ in range(groups * (1 + self.has_sums))]
+        accs = free or [self.fresh(self.registers) for _ in range(groups * (1 + self.has_sums))]
         wgmma.fence()
         for i in range(len(accs)):
             half = self.halves[i % groups % len(self.halves)]
@@ -237,9 +247,7 @@ class Multiply:
 
     def wait(self, accs: list[Any]) -> list[Any]:
         """The accumulators, now readable."""
-        if self.is_integer:
-            return [wgmma.wait_s32(acc, 0) for acc in accs]
-        return [wgmma.wait(acc, 0) for acc in accs]
+        return [self.wait_for(acc, 0) for acc in accs]
 
     def promoted(self, total: Any, accs: list[Any], scales: list[Any], rests: list[Any], columns: Any) -> Any:
         """total += scales * accs, group by group."""

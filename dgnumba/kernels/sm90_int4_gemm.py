@@ -8,13 +8,14 @@ Barriers:  full[stage]   1 arrival + bytes of W, A, SFA            producer -> c
            named 1       everyone, once: the barriers are initialised; the producer does not wait
            named 2       the consumers, once, where codes become e4m3 by tables: these are written
 Tile:      for each stage, for each record: fence -> wgmmas of all groups -> unpack the next record meanwhile -> wait -> total += scales * acc;
-           with `fold` the weights are scaled as they are unpacked, and total is what the wgmmas add to
+           with `fold` the weights are scaled as they are unpacked, and total is what the wgmmas add to; with `f16_sums` acc and total are
+           float16 (`int4_f16_sums`)
 Split:     SPLIT CTAs of a cluster share a tile, each a range of K; their sums meet in distributed shared memory and are added in rank
            order, so that a result has the same bits every run
 Tail:      with TAIL of 2 CTAs take whole tiles while there is one for each, then pairs of them share what is left, as with a split: a last round
            of half as many tiles as multiprocessors, or fewer, takes half the time; of more, each is taken whole
 Exactness: codes less an integer zero point are exact in every operand type, and scales meet sums, not weights: what is rounded is float32.
-           With `fold` scales meet weights, which are rounded to A's type
+           With `fold` scales meet weights, which are rounded to A's type; with `f16_sums` sums are rounded to float16
 Budget:    smem = layouts.smem of plan; what counts is bytes in flight
 """
 
@@ -28,6 +29,7 @@ from ..dtypes import DTYPES
 from ..integers import u32, u64
 from ..layouts.descriptors import TensorMap, low_word
 from ..ptx import barrier, convert, fragment, mbarrier, memory, thread, tma
+from .int4_f16_sums import RECORDS_OF_A_SUM, add_sums, f16_stage_for
 from .int4_finish import finish_for, store_partial, store_tile_for
 from .int4_fold import folded_stage_for
 from .int4_spec import Int4Plan
@@ -54,8 +56,10 @@ def build(plan: Int4Plan) -> Built:
     HAS_SFA, TABLE_WORDS, PDL = plan.has_block_scales, plan.table_words, plan.pdl
     STAGE_BYTES = W_BYTES + A_BYTES + (BLOCK_M * 4 * RECORDS if HAS_SFA else 0)
     EMPTY_ARRIVALS = empty_arrivals(CONSUMER_WARPS, 1)
-    ACC = BLOCK_M // 2
+    ACC, PAIRS = BLOCK_M // 2, BLOCK_M // 4
     stage_product, table_word = (folded_stage_for if plan.fold else stage_for)(plan), table_word_for(plan)
+    # of float16 sums: 2^8 / ratio, by its bits, is what the operands' power and the ratio of scales leave to be taken off
+    f16_stage, STAGES_OF_A_SUM, RATIO_AGAIN = f16_stage_for(plan), RECORDS_OF_A_SUM // RECORDS, u32((2 * 127 + plan.operand_power) << 23)
     finish = finish_for(plan)
     store_tile = store_tile_for(finish)
     zeros, bits_of = (fragment.zero_s32, convert.forget) if plan.is_whole else (fragment.zero, fragment.bits)
@@ -174,8 +178,8 @@ def build(plan: Int4Plan) -> Built:
         barrier.cluster_wait()
 
     @device_function
-    def sum_up(smem, slot, tid, stage, last):  # type: ignore[no-untyped-def]
-        """The sums of a range of a tile's stages."""
+    def sum_up_f32(smem, slot, tid, stage, last, ratio):  # type: ignore[no-untyped-def]
+        """The sums of a range of a tile's stages; `ratio` is not needed."""
         lane_idx = thread.lane_idx()
         first_w = smem + W + thread.uniform(tid // 128) * ROW_BYTES
         first_a = low_word(smem + A)
@@ -191,7 +195,29 @@ def build(plan: Int4Plan) -> Built:
         return bits_of(total), slot
 
     @device_function
-    def consumer(w_ptr, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, smem, m, n, tiles, records):  # type: ignore[no-untyped-def]
+    def sum_up_f16(smem, slot, tid, stage, last, ratio):  # type: ignore[no-untyped-def]
+        """The same where sums are float16, scales times `ratio`, a float32 by its bits."""
+        lane_idx = thread.lane_idx()
+        first_w = smem + W + thread.uniform(tid // 128) * ROW_BYTES
+        first_a = low_word(smem + A)
+        sums, total, left = fragment.zero_u32(PAIRS), fragment.zero_u32(PAIRS), u32(STAGES_OF_A_SUM)
+        scale_ratio = convert.bits_to_f32(ratio)
+        while stage < last:
+            mbarrier.wait(smem + FULL + slot.stage * 8, slot.phase)
+            desc = first_a + slot.stage * (A_BYTES // 16)
+            sums = f16_stage(sums, first_w + slot.stage * W_BYTES, tid % 128, desc, scale_ratio)
+            mbarrier.arrive_if(lane_idx == 0, smem + EMPTY + slot.stage * 8)
+            slot = next_slot(slot, NUM_STAGES)
+            stage += 1
+            left -= 1
+            if left == 0:
+                total, sums, left = add_sums(total, sums), fragment.zero_u32(PAIRS), u32(STAGES_OF_A_SUM)
+        return fragment.scaled_f16x2_bits(add_sums(total, sums), convert.bits_to_f32(RATIO_AGAIN - ratio)), slot
+
+    sum_up = sum_up_f16 if plan.f16_sums else sum_up_f32
+
+    @device_function
+    def consumer(w_ptr, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, ratio, smem, m, n, tiles, records):  # type: ignore[no-untyped-def]
         tid = u32(cuda.threadIdx.x)
         m_blocks, count, ahead = grid_of_tiles(m, tiles)
         if TABLE_WORDS > 0:
@@ -200,11 +226,11 @@ def build(plan: Int4Plan) -> Built:
         tile = u32(cuda.blockIdx.x) // SPLIT
         if SPLIT > 1:
             first, last = share(records)
-            bits, slot = sum_up(smem, slot, tid, first, last)
+            bits, slot = sum_up(smem, slot, tid, first, last, ratio)
             share_out(bits, tile, m_blocks, w_ptr, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, smem, m, n, records)
         else:
             while tile < ahead:
-                bits, slot = sum_up(smem, slot, tid, u32(0), records // RECORDS)
+                bits, slot = sum_up(smem, slot, tid, u32(0), records // RECORDS, ratio)
                 token, row = place(tile, m_blocks, tid)
                 store_tile(bits, token, row, w_ptr, records, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, m, n)
                 tile += u32(cuda.gridDim.x)
@@ -212,7 +238,7 @@ def build(plan: Int4Plan) -> Built:
                 tile = ahead + u32(cuda.blockIdx.x) // TAIL
                 if tile < count:
                     first, last = share(records)
-                    bits, slot = sum_up(smem, slot, tid, first, last)
+                    bits, slot = sum_up(smem, slot, tid, first, last, ratio)
                     share_out(bits, tile, m_blocks, w_ptr, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, smem, m, n, records)
 
     @device_function
@@ -233,7 +259,7 @@ def build(plan: Int4Plan) -> Built:
                 # NOTE: behind the wait, so that only one grid before the next still runs; and behind the loads, as it was measured (bench/NOTES.md).
                 thread.griddepcontrol_launch_dependents()
 
-    def kernel(tmap_a, tmap_sfa, w_ptr, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, m, n, tiles, records):  # type: ignore[no-untyped-def]
+    def kernel(tmap_a, tmap_sfa, w_ptr, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, ratio, m, n, tiles, records):  # type: ignore[no-untyped-def]
         smem = (memory.shared_address(cuda.shared.array(0, np.uint8)) + 1023) // 1024 * 1024
         warp_idx = thread.uniform(u32(cuda.threadIdx.x) // 32)
         if warp_idx >= CONSUMER_WARPS:
@@ -245,7 +271,7 @@ def build(plan: Int4Plan) -> Built:
                 thread.setmaxnreg_inc(REGISTERS)
             barrier.sync(1, EVERYONE)
             thread.griddepcontrol_wait()
-            consumer(w_ptr, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, smem, m, n, tiles, records)
+            consumer(w_ptr, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, ratio, smem, m, n, tiles, records)
 
-    argtypes = (TensorMap,) * 2 + (u64,) * 7 + (u32,) * 5
+    argtypes = (TensorMap,) * 2 + (u64,) * 7 + (u32,) * 6
     return Built(kernel, argtypes, threads(plan), MAPPED, SHARERS)

@@ -60,6 +60,8 @@ def accumulators(plan: Int4Plan) -> int:
     """Registers a thread that a record's sums take beside the total: none where that is what is added to."""
     if plan.is_whole or plan.fold:
         return 0
+    if plan.f16_sums:
+        return plan.block_m // 4 * plan.record.groups
     return plan.block_m // 2 * plan.record.groups * (2 if plan.zeros == "float" else 1)
 
 
@@ -68,7 +70,7 @@ def sums_fit(plan: Int4Plan) -> bool:
 
     Beyond it spills or serialises the products: what ptxas 13.0 made of 3,065 candidates of all groups and zero points (2026-11-30).
     """
-    if plan.fold or plan.is_whole:
+    if plan.fold or plan.is_whole or plan.f16_sums:
         return True
     if plan.block_n == 256 and DTYPES[plan.a_dtype].itemsize == 2:
         most = {"none": 32, "integer": 24, "float": 8}[plan.zeros]
@@ -78,10 +80,21 @@ def sums_fit(plan: Int4Plan) -> bool:
     return True
 
 
+def most_sums(plan: Int4Plan) -> int:
+    """Registers a thread that a record's sums and the total have room in."""
+    if plan.f16_sums:
+        return 192
+    return 128 if plan.block_n < 256 else 64 if plan.records == 1 else 40
+
+
 RULES: tuple[Rule, ...] = (
     (
         "A of 16 bits and scales that may be folded into the weights",
         lambda plan, problem: not plan.fold or problem.may_fold and DTYPES[plan.a_dtype].itemsize == 2 and plan.zeros != "float",
+    ),
+    (
+        "e4m3 by rows beside int4, of 64 or 128 rows, for sums in float16 that scales and K leave in its range",
+        lambda plan, problem: not plan.f16_sums or problem.may_sum_f16 and plan.block_n <= 128,
     ),
     (f"BLOCK_M of {BLOCK_MS}", lambda plan, _: plan.block_m in BLOCK_MS),
     (f"BLOCK_N of {BLOCK_NS}", lambda plan, _: plan.block_n in BLOCK_NS),
@@ -98,7 +111,7 @@ RULES: tuple[Rule, ...] = (
     ),
     (
         "accumulators of all groups of a record in the registers",
-        lambda plan, _: accumulators(plan) + plan.block_m // 2 <= (128 if plan.block_n < 256 else 64 if plan.records == 1 else 40),
+        lambda plan, _: accumulators(plan) + plan.block_m // 2 <= most_sums(plan),
     ),
     (
         "tables of e4m3 in the registers, beside the accumulators of all groups: fewer tokens, or fewer records a stage",
@@ -152,10 +165,10 @@ def threads(plan: Int4Plan) -> int:
 
 
 def is_batch_invariant(plan: Int4Plan) -> bool:
-    """As `Int4Kernel` has it: a split adds up partial sums, whose number goes by M, as what is the tail does; weights are folded for some M, and not
-    for others.
+    """As `Int4Kernel` has it: a split adds up partial sums, whose number goes by M, as what is the tail does; weights are folded, and sums made
+    float16, for some M, and not for others.
     """
-    return plan.cluster == 1 and not plan.fold
+    return plan.cluster == 1 and not plan.fold and not plan.f16_sums
 
 
 def tables_fit(plan: Int4Plan) -> bool:
@@ -200,15 +213,18 @@ def candidates(problem: Int4Problem, device: Device) -> list[Int4Plan]:
         plans += _plans(problem, device, block_ms if problem.m <= 64 else many, fold=True)
     elif problem.may_fold and problem.m > 128:
         plans += _plans(problem, device, [b for b in many if b > 128], fold=True)
+    # what float16 rounds is less than what D does only where D is bfloat16; for fewer tokens memory is what binds
+    if problem.may_sum_f16 and problem.d_dtype.name == "bfloat16" and problem.m > 32:
+        plans += _plans(problem, device, block_ms if problem.m <= 128 else many, f16_sums=True)
     return plans
 
 
-def _plans(problem: Int4Problem, device: Device, block_ms: Sequence[int], fold: bool = False) -> list[Int4Plan]:
+def _plans(problem: Int4Problem, device: Device, block_ms: Sequence[int], **ways: bool) -> list[Int4Plan]:
     plans = []
-    ways = [(split, 1) for split in SPLITS] + [(1, tail) for tail in TAILS if tail > 1]
-    for block_m, block_n, records, (split, tail) in product(block_ms, BLOCK_NS, RECORD_COUNTS, ways):
-        choices = {"block_m": block_m, "block_n": block_n, "records": records, "split": split, "tail": tail, "fold": fold}
-        plan = Int4Plan.of(problem, NAME, num_stages=2, **choices)
+    shares = [(split, 1) for split in SPLITS] + [(1, tail) for tail in TAILS if tail > 1]
+    for block_m, block_n, records, (split, tail) in product(block_ms, BLOCK_NS, RECORD_COUNTS, shares):
+        choices = {"block_m": block_m, "block_n": block_n, "records": records, "split": split, "tail": tail}
+        plan = Int4Plan.of(problem, NAME, num_stages=2, **choices, **ways)
         if refusal(plan, problem) is not None:
             continue
         tiles = count_tiles(plan, problem)
@@ -257,7 +273,7 @@ LAUNCHES_DEPENDENTS = True
 MAPPED_ARRAYS = ("a", "sfa")
 """Whose tensor maps `bind` gives, in order."""
 
-SCALARS = ("w", "d", "d_pitch", "bias", "c", "c_pitch", "token_scales", "alpha", "m", "n", "tiles", "records")
+SCALARS = ("w", "d", "d_pitch", "bias", "c", "c_pitch", "token_scales", "alpha", "ratio", "m", "n", "tiles", "records")
 """What its other arguments are, in order: addresses of arrays of `Int4LaidOut`, and numbers."""
 
 
@@ -274,7 +290,7 @@ def bind(plan: Int4Plan, laid: Any) -> tuple[Any, ...]:
     sfa = TensorMap.of(laid.sfa.T, (plan.block_m, plan.records)) if plan.has_block_scales else blocks
     return (
         blocks, sfa, u64(address(laid.w)), u64(address(laid.d)), u64(laid.d.strides[0]), u64(address_or_0(laid.bias)), u64(address_or_0(laid.c)),
-        u64(0 if laid.c is None else laid.c.strides[0]), u64(address_or_0(laid.token_scales)), u32(laid.alpha_bits), u32(problem.m),
+        u64(0 if laid.c is None else laid.c.strides[0]), u64(address_or_0(laid.token_scales)), u32(laid.alpha_bits), u32(laid.ratio_bits), u32(problem.m),
         u32(problem.n), u32(problem.tiles), u32(problem.records),
     )  # fmt: skip
 

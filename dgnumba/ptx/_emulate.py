@@ -10,7 +10,7 @@ import numpy as np
 
 from ..dtypes import DTYPES
 from ..emu import AsyncOp, Fragment, Move, Region, cta, lanes, thread, uniform, warpgroup
-from ..emu.tensor_core import multiply_add
+from ..emu.tensor_core import multiply_add, multiply_add_f16
 from ..errors import DivergenceError, EmulationError, OutOfBoundsError
 from ..integers import u32
 from ..layouts.descriptors import SmemDescriptor, TensorMap
@@ -229,33 +229,37 @@ def _smallest(dtype: str) -> int:
 
 def wgmma(
     name: str, acc: Sequence[Any], a: Sequence[Any], a_layout: SmemDescriptor | None, b: Sequence[int], b_layout: SmemDescriptor,
-    accumulate: Sequence[int], dtypes: tuple[str, str], rows: int = 64,
+    accumulate: Sequence[int], dtypes: tuple[str, str], rows: int = 64, in_f16: bool = False,
 ) -> list[Fragment]:  # fmt: skip
-    """One step: 64 x N += 64 x 32 bytes @ 32 bytes x N. `a` holds descriptors if `a_layout` is given, else registers."""
-    smem, columns = cta().smem, 2 * len(acc[0])
-    kind: Any = np.float32 if DTYPES[dtypes[0]].is_float else np.uint32
+    """One step: 64 x N += 64 x 32 bytes @ 32 bytes x N. `a` holds descriptors if `a_layout` is given, else registers.
+
+    `in_f16`: accumulators are float16, two neighbours of a row in a register.
+    """
+    smem, columns = cta().smem, (4 if in_f16 else 2) * len(acc[0])
+    kind: Any = np.float32 if DTYPES[dtypes[0]].is_float and not in_f16 else np.uint32
+    element: Any = np.float16 if in_f16 else kind
     held = [f.for_wgmma(t) if isinstance(f, Fragment) else np.array(f, kind) for f, t in zip(acc, lanes())]
     b_region = _operand("desc_b", uniform(b, "desc_b"), b_layout, columns)
     a_region = None if a_layout is None else _operand("desc_a", uniform(a, "desc_a"), a_layout, rows)
     is_fresh = not uniform(accumulate, "accumulate")
-    out = np.full((128, columns // 2), np.nan if kind is np.float32 else 0x7FC00000, kind)
+    out = np.full((128, len(acc[0])), np.nan if kind is np.float32 else 0x7FFF7FFF if in_f16 else 0x7FC00000, kind)
     lane_map = wgmma_accumulator(columns)
 
     def act() -> None:
         a_bytes = smem.peek(a_region).reshape(rows, K_BYTES) if a_region else _registers_a(a, DTYPES[dtypes[0]].itemsize)
         b_bytes = smem.peek(b_region).reshape(columns, K_BYTES)
-        start = None if is_fresh else lane_map.scatter(np.stack(held))[:rows]
-        product = _step(start, a_bytes, b_bytes, dtypes)
-        tile = np.full((64, columns), np.nan, kind) if rows < 64 else np.empty((64, columns), kind)
+        start = None if is_fresh else lane_map.scatter(np.stack(held).view(element))[:rows]
+        product = _step(start, a_bytes, b_bytes, dtypes, in_f16)
+        tile = np.full((64, columns), np.nan, element) if rows < 64 else np.empty((64, columns), element)
         tile[:rows] = product  # rows of A that hold no data give garbage: here NaN
-        out[...] = lane_map.gather(tile)
+        out[...] = np.ascontiguousarray(lane_map.gather(tile)).view(kind)
 
     op = AsyncOp(name, act, reads=[r for r in (a_region, b_region) if r], amount=64 * columns * K_BYTES)
     warpgroup().mma.issue(op)
     return [Fragment(row, op) for row in out]
 
 
-def _step(start: np.ndarray | None, a: Bytes, b: Bytes, dtypes: tuple[str, str]) -> np.ndarray:
+def _step(start: np.ndarray | None, a: Bytes, b: Bytes, dtypes: tuple[str, str], in_f16: bool = False) -> np.ndarray:
     """A step of the tensor core on bytes [rows, 32] and [columns, 32]: FP8 as `emu.tensor_core` models it, int8 exactly and wrapped,
     16 bits as the exact sum (float64 holds products of 22 bits, and their sum but for its last bits), rounded once.
     """
@@ -265,7 +269,7 @@ def _step(start: np.ndarray | None, a: Bytes, b: Bytes, dtypes: tuple[str, str])
         return wrapped
     x, y = _decode(a, dtypes[0]), _decode(b, dtypes[1])
     if DTYPES[dtypes[0]].itemsize == 1:
-        return multiply_add(start, x, y, _smallest(dtypes[0]), _smallest(dtypes[1]))
+        return (multiply_add_f16 if in_f16 else multiply_add)(start, x, y, _smallest(dtypes[0]), _smallest(dtypes[1]))
     with np.errstate(over="ignore", invalid="ignore"):
         exact = x.astype(np.float64) @ y.astype(np.float64).T
         rounded: np.ndarray = (exact if start is None else exact + start).astype(np.float32)

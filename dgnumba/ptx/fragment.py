@@ -10,9 +10,9 @@ from .. import _numba
 from ..arithmetic import fma32
 from ..emu import Fragment as Held
 from ..layouts.tiles import column_scales
-from . import memory
+from . import memory, packed
 from ._declare import Fragment, Imm, Registers, f32, select, u32, unrolled
-from .convert import f32_to_bits, fma, s32_to_f32, shr_s32
+from .convert import f16x2_to_f32x2, f32_to_bits, fma, s32_to_f32, shr_s32
 
 
 @unrolled(emulate=lambda count: Held(np.zeros(count, np.float32)))
@@ -287,3 +287,48 @@ def shift_s32(acc: Registers, count: Imm) -> Registers:
     Emulates:  exactly
     """
     return tuple(shr_s32(x, count) for x in acc)
+
+
+def _words(registers: Any) -> Any:
+    return registers.values if isinstance(registers, Held) else np.array([int(x) for x in registers], np.uint32)
+
+
+def _promote_f16x2(total: Any, acc: Any, rows: Any) -> Any:
+    return Held(packed.fma_pairs(_words(acc), np.tile(_words(rows), len(acc) // 2), _words(total)))
+
+
+@unrolled(tied="total", emulate=_promote_f16x2)
+def promote_f16x2(total: Registers, acc: Registers, rows: Registers(2)) -> Registers:
+    """fma.rn.f16x2 - total += rows * acc in float16, two neighbours of a row in a register.
+
+    PTX:       ISA 9.0, "fma"
+    Scope:     thread
+    Args:      total  u32 registers: a float16 sum
+               acc    u32 registers, as many: what the tensor core summed over one group of K
+               rows   the scale of row r twice in a register, and that of row r + 8
+    Returns:   total
+    Lanes:     layouts.lanes.wgmma_accumulator, two elements a register
+    Emulates:  exactly
+    """
+    return tuple(packed.fma_f16x2(acc[i], rows[i % 2], total[i]) for i in range(len(acc)))
+
+
+def _scaled_bits(pairs: Any, factor: Any) -> Any:
+    halves = _words(pairs).view(np.float16)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return tuple(u32(int(x)) for x in (halves.astype(np.float32) * np.float32(factor)).view(np.uint32))
+
+
+@unrolled(emulate=_scaled_bits)
+def scaled_f16x2_bits(pairs: Registers, factor: f32) -> Registers(lambda sizes: 2 * sizes["pairs"]):
+    """cvt.f32.f16, mul.rn.f32 - float16 as float32, times a factor: their bits, in the order of float32 accumulators.
+
+    PTX:       ISA 9.0, "cvt", "mul"
+    Scope:     thread
+    Args:      pairs   u32 registers: two float16 each
+               factor  float32
+    Returns:   u32, twice as many
+    Lanes:     layouts.lanes.wgmma_accumulator
+    Emulates:  exactly
+    """
+    return tuple(f32_to_bits(x * factor) for pair in pairs for x in f16x2_to_f32x2(pair))

@@ -81,6 +81,33 @@ def multiply_f16x2(a: u32, b: u32) -> u32:
     return u32(low | high << 16)
 
 
+@op("fma.rn.f16x2 {out}, {a}, {b}, {c};", pure=True)
+def fma_f16x2(a: u32, b: u32, c: u32) -> u32:
+    """fma.rn.f16x2 - of each half a * b + c, rounded once to float16, subnormals kept.
+
+    PTX:       ISA 9.0, "fma"; sm_53+
+    Scope:     thread
+    Args:      a, b, c  u32  two float16 each
+    Returns:   u32
+    Emulates:  exactly, of finite numbers; else NaN is the canonical one, 0x7fff
+    """
+    return u32(int(fma_pairs(*(np.array([int(x)], np.uint32) for x in (a, b, c)))[0]))
+
+
+def fma_pairs(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """`fma_f16x2` of arrays of registers.
+
+    float64 holds what float16 rounds: a sum needs more than its 53 bits only where the product is less than 2^-31 of the addend, a float16
+    itself, which is then the result.
+    """
+    x, y, z = (np.ascontiguousarray(v).view(np.float16).astype(np.float64) for v in (a, b, c))
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = (x * y + z).astype(np.float16)
+    bits = total.view(np.uint16)
+    bits[np.isnan(total)] = 0x7FFF
+    return bits.view(np.uint32)
+
+
 def _bf16(bits: int) -> float:
     return float(np.uint32(bits << 16).view(np.float32))
 

@@ -177,6 +177,37 @@ def mma_rs_for(a_dtype: str, b_dtype: str, *, b: SmemDescriptor) -> Callable[...
     return mma
 
 
+def mma_rs_f16_for(a_dtype: str, b_dtype: str, *, b: SmemDescriptor) -> Callable[..., Any]:
+    """The operation `mma(acc, frag_a, desc_b, accumulate)` on FP8 with float16 accumulators, A in four registers a thread, B in shared memory.
+
+    a_dtype, b_dtype  "float8_e4m3fn" or "float8_e5m2"
+    """
+    types = f"{DTYPES[a_dtype].ptx}.{DTYPES[b_dtype].ptx}"
+    text = _prologue({"b": b}) + f" wgmma.mma_async.sync.aligned.m64n{{acc.columns_f16}}k32.f16.{types} {{acc}}, {{frag_a}}, b, p, 1, 1; }}}}"
+
+    @op(text, scope=WARPGROUP, tied="acc", name="wgmma.mma_rs_f16")
+    def mma(acc: Registers, frag_a: Registers, desc_b: u32, accumulate: Imm) -> Registers:
+        """wgmma.mma_async - acc[64, N] = A[64, 32] @ B[N, 32].T (+ acc if `accumulate`), FP8, A in registers, with float16 accumulators.
+
+        They are half as many registers as float32's, which leaves other instructions time beside the products (H200, 2026-11-30).
+
+        PTX:       ISA 9.0, "wgmma.mma_async"; sm_90a
+        Scope:     warpgroup
+        Args:      acc         N/4 u32 registers of two float16 each, neighbours of a row; N a multiple of 8 from 8 to 256
+                   frag_a      four u32, each four FP8 values
+                   desc_b      u32  low word of B's descriptor
+                   accumulate  constant: 0 overwrites acc, 1 adds to it
+        Returns:   acc, in flight
+        Orders:    needs wgmma.fence before, when acc or frag_a was touched since the last one
+        Lanes:     layouts.lanes.WGMMA_ACCUMULATOR, two elements a register; layouts.lanes.WGMMA_A_FP8
+        Async:     joins a group at `commit`; acc and frag_a may be used by nothing but further wgmmas until `wait_s32`
+        Emulates:  sums as emu.tensor_core models them
+        """
+        return wgmma("wgmma.mma_rs_f16", acc, frag_a, None, desc_b, b, accumulate, (a_dtype, b_dtype), in_f16=True)
+
+    return mma
+
+
 def mma_rs_s8_for(*, b: SmemDescriptor) -> Callable[..., Any]:
     """The operation `mma(acc, frag_a, desc_b, accumulate)` on int8, A in four registers a thread, B in shared memory, with int32 accumulators."""
     text = _prologue({"b": b}) + " wgmma.mma_async.sync.aligned.m64n{acc.columns}k32.s32.s8.s8 {acc}, {frag_a}, b, p; }}"
@@ -204,7 +235,7 @@ def mma_rs_s8_for(*, b: SmemDescriptor) -> Callable[..., Any]:
 
 @op("wgmma.wait_group.sync.aligned {pending};", scope=WARPGROUP, tied="acc")
 def wait_s32(acc: Registers, pending: Imm) -> Registers:
-    """wgmma.wait_group - `wait` for int32 accumulators.
+    """wgmma.wait_group - `wait` for accumulators in u32 registers: int32, or two float16 each.
 
     PTX:       ISA 9.0, "wgmma.wait_group"; sm_90a
     Scope:     warpgroup

@@ -18,6 +18,13 @@ from .qtensor import QTensor
 INT4, UINT4, E2M1 = DTYPES["int4"], DTYPES["uint4"], DTYPES["float4_e2m1fn"]
 ACTIVATIONS = tuple(DTYPES[name] for name in ("bfloat16", "float16", "float8_e4m3fn", "int8"))
 SCALES = tuple(DTYPES[name] for name in ("float16", "bfloat16", "float32", "float8_e8m0fnu", "float8_e4m3fn"))
+F16 = DTYPES["float16"]
+LARGEST_F16_SUMS = 2.0**100
+"""What scales, and their reciprocals, stay below where sums are float16: factors of float32 go between both."""
+
+LONGEST_F16_SUMS = 2**17
+"""K up to which roundings of sums in float16 stay below an eighth of them."""
+
 LAYOUT = "rows64.2"
 """The layout's name, with a number when its bytes change: what was prepared by another is refused."""
 
@@ -90,6 +97,20 @@ class Int4Weights:
         smallest, largest = (0.5, 6) if self.dtype is E2M1 else (1, 15)
         roundings = 1 + 4 * a_dtype.unit_roundoff
         return most * largest * roundings <= a_dtype.max and (most == 0 or least * smallest >= a_dtype.min_normal * roundings)
+
+    def f16_ratio(self, a_dtype: DType) -> float | None:
+        """The power of two by which scales are multiplied so that sums of all of K fit float16; None where they might not, or lose bits.
+
+        For e4m3 activations beside int4 without zero points. The tensor core is given weights over 2^8 (`Int4Plan.operand_power`), so that a sum
+        of 128 products of at most 8 * 2^-8 and 448 is 1792 at most. Scales below 2^-q leave 32 * 2^q such sums in float16's range, with an eighth
+        to spare for roundings; the least of them must be a normal number then.
+        """
+        least, most = self.scale_range
+        if self.record.order != "signs" or a_dtype.itemsize != 1 or not 0 < most < LARGEST_F16_SUMS or least < 1 / LARGEST_F16_SUMS:
+            return None
+        room = max(0, (-(-self.k // COLUMNS) - 1).bit_length() - 5)
+        ratio = 2.0 ** -(math.frexp(most)[1] + room)
+        return ratio if least * ratio >= F16.min_normal and self.k <= LONGEST_F16_SUMS else None
 
     def __repr__(self) -> str:
         gate, order = (" with a gate" * self.has_gate, ", act order" * (self.order is not None))

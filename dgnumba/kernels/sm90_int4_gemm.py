@@ -6,7 +6,8 @@ Roles:     one thread of the last warp: producer (bulk copies of records, TMA of
 Barriers:  full[stage]   1 arrival + bytes of W, A, SFA            producer -> consumers
            empty[stage]  1 arrival per consumer warp               consumers -> producer
            named 1       everyone, once: the barriers are initialised; the producer does not wait
-           named 2       the consumers, once, where codes become e4m3 by tables: these are written
+           named 2       the consumers, once, where codes become e4m3 by tables: these are written; and where CTAs share a tile: none reads the
+                         ring any more, whose place their partial sums take
 Tile:      for each stage, for each record: fence -> wgmmas of all groups -> unpack the next record meanwhile -> wait -> total += scales * acc;
            with `fold` the weights are scaled as they are unpacked, and total is what the wgmmas add to; with `f16_sums` acc and total are
            float16 (`int4_f16_sums`)
@@ -168,6 +169,7 @@ def build(plan: Int4Plan) -> Built:
     @device_function
     def share_out(bits, tile, m_blocks, w_ptr, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, smem, m, n, records):  # type: ignore[no-untyped-def]
         """The cluster's sums of a tile, its last: each CTA's own to where all see them, then all of them added."""
+        barrier.sync(2, CONSUMERS)
         # NOTE: the producers have exited by then, or will: who has exited is not waited for (PTX ISA 9.0, "barrier.cluster").
         store_partial(bits, smem + PARTIAL + u32(cuda.threadIdx.x) * 4, CONSUMERS * 4)
         barrier.cluster_arrive()

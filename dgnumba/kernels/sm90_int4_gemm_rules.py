@@ -188,18 +188,21 @@ def tables_fit(plan: Int4Plan) -> bool:
 
 
 def smem(plan: Int4Plan) -> SmemMap:
-    """The ring of W, A and token scales, the tables of zero points, the partial sums of a split, then the barriers."""
+    """The ring of W, A and token scales, whose place partial sums take when it is done with; the tables of zero points, then the barriers."""
     size = DTYPES[plan.a_dtype].itemsize
-    has_sfa = plan.has_block_scales
+    stages, has_sfa = plan.num_stages, plan.has_block_scales
+    a, w = plan.block_m * 128 * size * plan.records, plan.block_n // 64 * plan.records * plan.record.nbytes
+    sfa = -(-plan.block_m * 4 * plan.records // 128) * 128 if has_sfa else 0
+    partial = plan.block_m * plan.block_n * 4 if plan.cluster > 1 else 0
     return SmemMap.of(
-        ("a", plan.block_m * 128 * size * plan.records, plan.num_stages, 1024),
-        ("w", plan.block_n // 64 * plan.records * plan.record.nbytes, plan.num_stages, 128),
-        ("sfa", -(-plan.block_m * 4 * plan.records // 128) * 128 if has_sfa else 0, plan.num_stages, 128),
+        ("a", a, stages, 1024),
+        ("w", w, stages, 128),
+        ("sfa", sfa, stages, 128),
+        ("rest", max(0, partial - (a + w + sfa) * stages), 1, 16),
         ("tables", 4 * plan.table_words, 1, 16),
-        ("partial", plan.block_m * plan.block_n * 4 if plan.cluster > 1 else 0, 1, 16),
-        ("full", 8, plan.num_stages, 8),
-        ("empty", 8, plan.num_stages, 8),
-    )
+        ("full", 8, stages, 8),
+        ("empty", 8, stages, 8),
+    ).over("partial", partial, "a")
 
 
 def candidates(problem: Int4Problem, device: Device) -> list[Int4Plan]:
@@ -232,10 +235,11 @@ def _plans(problem: Int4Problem, device: Device, block_ms: Sequence[int], **ways
             continue
         if tail > 1 and not has_tail(tiles, tail, device):
             continue
-        stages = min(MAX_STAGES, most_stages(smem, plan, device))
-        # NOTE: a tail's partial sums take the room of stages; with two in the place of five 256x128x128 lost a quarter (H200, 2026-11-30)
-        if stages >= (MIN_STAGES if tail == 1 else min(3, most_stages(smem, replace(plan, tail=1), device))):
-            plans.append(replace(plan, num_stages=stages))
+        stages = min(MAX_STAGES, most_stages(smem, replace(plan, split=1, tail=1), device))
+        plan = replace(plan, num_stages=stages)
+        # partial sums take the ring's place, or more
+        if stages >= MIN_STAGES and smem(plan).launch_bytes <= device.smem_per_block:
+            plans.append(plan)
     return plans
 
 

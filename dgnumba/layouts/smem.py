@@ -38,6 +38,16 @@ class SmemMap:
             offset += nbytes * stages
         return cls(tuple(regions), base_alignment)
 
+    def over(self, name: str, nbytes: int, first: str) -> SmemMap:
+        """The map with a region that lies where `first` and those behind it do, which are done with when it is used.
+
+        Raises `ValueError` where it would reach past the last region that `first` begins.
+        """
+        begin = self[first].offset
+        if begin + nbytes > self.regions[-1].end:
+            raise ValueError(f"{name}: expected at most {self.regions[-1].end - begin} bytes from {first} on, got {nbytes}")
+        return SmemMap((*self.regions, Region(name, begin, nbytes, 1)), self.base_alignment)
+
     def __getitem__(self, name: str) -> Region:
         return next(r for r in self.regions if r.name == name)
 
@@ -47,12 +57,12 @@ class SmemMap:
     @property
     def labels(self) -> dict[int, str]:
         """Offset of each slot -> its name: "a[2]", "full[0]"."""
-        return {r.offset + r.nbytes * i: f"{r.name}[{i}]" for r in self.regions for i in range(r.stages)}
+        return {r.offset + r.nbytes * i: f"{r.name}[{i}]" for r in reversed(self.regions) for i in range(r.stages)}
 
     @property
     def launch_bytes(self) -> int:
         """Dynamic shared memory to ask for: the regions, and room to align the base. A base is 1024-aligned in practice, not by promise."""
-        return self.regions[-1].end + self.base_alignment
+        return max(r.end for r in self.regions) + self.base_alignment
 
     def __str__(self) -> str:
         rows = [f"{r.offset:7d}  {r.name:12s} {r.stages:3d} x {r.nbytes} B" for r in self.regions if r.nbytes]

@@ -17,9 +17,9 @@ from typing import Any
 
 from .._numba import device_function
 from ..integers import u32
-from ..ptx import Registers, convert, f32, fragment, unpack, unrolled
+from ..ptx import Registers, convert, f32, fragment, mbarrier, unpack, unrolled
 from .int4_spec import Int4Plan
-from .int4_stage import Multiply
+from .int4_stage import Multiply, Unpack
 
 RECORDS_OF_A_SUM = 8
 """Records whose sums are added up before they are added to the total."""
@@ -28,44 +28,84 @@ ONES = u32(0x3C003C00)
 """1 twice, as float16."""
 
 
+FRAGMENTS = 16
+"""Registers of a record's fragments."""
+
+
+def first_fragments_for(plan: Int4Plan) -> Callable[..., Any]:
+    """The operation `first(base, tid)`: the fragments of a stage's first record."""
+    take = Unpack(plan)
+
+    @unrolled
+    def first_fragments(base: u32, tid: u32) -> Registers(FRAGMENTS):
+        """ld.shared.v4, lop3.b32 - a record's fragments, unpacked.
+
+        PTX:       ISA 9.0, "ld", "lop3"
+        Scope:     thread
+        Args:      base  u32  shared address of the record
+                   tid   u32  thread of the warpgroup
+        Returns:   four registers for each step of K
+        Lanes:     layouts.lanes.wgmma_a_fp8, step by step
+        Emulates:  exactly
+        """
+        return _flat(take.fragments(base, tid, None))
+
+    return first_fragments
+
+
 def f16_stage_for(plan: Int4Plan) -> Callable[..., Any]:
-    """The operation `stage(sums, base, tid, desc, ratio)`: a stage's products, added to `sums`."""
+    """The operation `stage(held, base, tid, desc, ratio, then, full, phase)`: a stage's products, added to sums.
+
+    While the tensor core multiplies a stage's last record, the next stage is awaited and its first record is unpacked.
+    """
     multiply = Multiply(plan)
-    take, nbytes = multiply.take, plan.record.nbytes
+    take, nbytes, pairs = multiply.take, plan.record.nbytes, plan.block_m // 4
 
     def twice(scales: tuple[Any, Any], ratio: Any) -> tuple[Any, Any]:
         low, high = (scale * ratio for scale in scales)
         return convert.f32x2_to_f16x2(low, low), convert.f32x2_to_f16x2(high, high)
 
-    @unrolled(tied="sums")
-    def stage_f16(sums: Registers, base: u32, tid: u32, desc: u32, ratio: f32) -> Registers:
+    @unrolled(tied="held")
+    def stage_f16(held: Registers, base: u32, tid: u32, desc: u32, ratio: f32, then: u32, full: u32, phase: u32) -> Registers:
         """wgmma.mma_async - sums += W @ A.T * scales * ratio over a stage's records, in float16, W unpacked in registers.
 
         PTX:       ISA 9.0, "wgmma"; sm_90a
         Scope:     thread
-        Args:      sums    u32 registers, two float16 each: 64 x block_m
+        Args:      held    u32 registers: sums, two float16 each, of 64 x block_m; then the fragments of the stage's first record
                    base    u32  shared address of the stage's first record of this warpgroup's 64 rows
                    tid     u32  thread of the warpgroup
                    desc    u32  low word of the descriptor of the stage's tokens
                    ratio   float32, a power of two
-        Returns:   sums
-        Lanes:     layouts.lanes.wgmma_accumulator, two elements a register
+                   then    u32  as `base`, of the next stage
+                   full    u32  shared address of the barrier that says that the next stage is there
+                   phase   u32  its phase
+        Returns:   held, with the fragments of the next stage's first record
+        Lanes:     layouts.lanes.wgmma_accumulator, two elements a register; layouts.lanes.wgmma_a_fp8
         Emulates:  exactly
         """
-        frags = take.fragments(base, tid, None)
+        sums, flat = held[:pairs], held[pairs:]
+        frags = [tuple(flat[i : i + 4]) for i in range(0, FRAGMENTS, 4)]
         for record in range(plan.records):
             accs = multiply.issue(record, frags, desc)
             here = base + record * nbytes
             scales = [twice(pair, ratio) for pair in take.plain_scales(here, tid // 4)]
-            following = take.fragments(here + nbytes, tid, None) if record + 1 < plan.records else []
+            if record + 1 == plan.records:
+                mbarrier.wait(full, phase)
+            following = take.fragments(then if record + 1 == plan.records else here + nbytes, tid, None)
+            for frag in following:  # left to itself ptxas unpacks behind the wait
+                unpack.pin(frag, base)
             accs = multiply.wait(accs)
-            unpack.hold([register for frag in frags for register in frag])
+            unpack.hold(_flat(frags))
             for acc, rows in zip(accs, scales):
                 sums = fragment.promote_f16x2(sums, acc, rows)
             frags = following
-        return sums
+        return (*sums, *_flat(frags))
 
     return stage_f16
+
+
+def _flat(frags: Any) -> tuple[Any, ...]:
+    return tuple(register for frag in frags for register in frag)
 
 
 @device_function

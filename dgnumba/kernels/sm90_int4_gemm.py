@@ -30,13 +30,13 @@ from ..dtypes import DTYPES
 from ..integers import u32, u64
 from ..layouts.descriptors import TensorMap, low_word
 from ..ptx import barrier, convert, fragment, mbarrier, memory, thread, tma
-from .int4_f16_sums import RECORDS_OF_A_SUM, add_sums, f16_stage_for
+from .int4_f16_sums import RECORDS_OF_A_SUM, add_sums, f16_stage_for, first_fragments_for
 from .int4_finish import finish_for, store_partial, store_tile_for
 from .int4_fold import folded_stage_for
 from .int4_spec import Int4Plan
 from .int4_stage import stage_for, table_word_for
 from .pipeline import FULL_ARRIVALS, Slot, empty_arrivals, next_slot
-from .sm90_int4_gemm_rules import PRODUCER_REGISTERS, consumer_registers, producer_threads, smem, threads
+from .sm90_int4_gemm_rules import consumer_registers, producer_registers, producer_threads, smem, threads
 from .spec import Built
 
 
@@ -47,7 +47,7 @@ def build(plan: Int4Plan) -> Built:
     TILES = BLOCK_N // 64
     CONSUMERS = 2 * BLOCK_N
     CONSUMER_WARPS, PRODUCERS, EVERYONE = CONSUMERS // 32, producer_threads(plan), CONSUMERS + 32
-    REGISTERS = consumer_registers(plan)
+    REGISTERS, KEPT = consumer_registers(plan), producer_registers(plan)
     MAPPED = smem(plan)
     W, A, SFA, TABLES, PARTIAL, FULL, EMPTY = (MAPPED[name].offset for name in ("w", "a", "sfa", "tables", "partial", "full", "empty"))
     W_BYTES, A_BYTES, SFA_BYTES = (MAPPED[name].nbytes for name in ("w", "a", "sfa"))
@@ -60,7 +60,8 @@ def build(plan: Int4Plan) -> Built:
     ACC, PAIRS = BLOCK_M // 2, BLOCK_M // 4
     stage_product, table_word = (folded_stage_for if plan.fold else stage_for)(plan), table_word_for(plan)
     # of float16 sums: 2^8 / ratio, by its bits, is what the operands' power and the ratio of scales leave to be taken off
-    f16_stage, STAGES_OF_A_SUM, RATIO_AGAIN = f16_stage_for(plan), RECORDS_OF_A_SUM // RECORDS, u32((2 * 127 + plan.operand_power) << 23)
+    f16_stage, first_fragments = f16_stage_for(plan), first_fragments_for(plan)
+    STAGES_OF_A_SUM, RATIO_AGAIN = RECORDS_OF_A_SUM // RECORDS, u32((2 * 127 + plan.operand_power) << 23)
     finish = finish_for(plan)
     store_tile = store_tile_for(finish)
     zeros, bits_of = (fragment.zero_s32, convert.forget) if plan.is_whole else (fragment.zero, fragment.bits)
@@ -202,19 +203,26 @@ def build(plan: Int4Plan) -> Built:
         lane_idx = thread.lane_idx()
         first_w = smem + W + thread.uniform(tid // 128) * ROW_BYTES
         first_a = low_word(smem + A)
-        sums, total, left = fragment.zero_u32(PAIRS), fragment.zero_u32(PAIRS), u32(STAGES_OF_A_SUM)
         scale_ratio = convert.bits_to_f32(ratio)
+        mbarrier.wait(smem + FULL + slot.stage * 8, slot.phase)
+        held = fragment.zero_u32(PAIRS) + first_fragments(first_w + slot.stage * W_BYTES, tid % 128)
+        total = fragment.zero_u32(PAIRS)
         while stage < last:
-            mbarrier.wait(smem + FULL + slot.stage * 8, slot.phase)
-            desc = first_a + slot.stage * (A_BYTES // 16)
-            sums = f16_stage(sums, first_w + slot.stage * W_BYTES, tid % 128, desc, scale_ratio)
-            mbarrier.arrive_if(lane_idx == 0, smem + EMPTY + slot.stage * 8)
-            slot = next_slot(slot, NUM_STAGES)
+            used, then = slot, next_slot(slot, NUM_STAGES)
             stage += 1
-            left -= 1
-            if left == 0:
-                total, sums, left = add_sums(total, sums), fragment.zero_u32(PAIRS), u32(STAGES_OF_A_SUM)
-        return fragment.scaled_f16x2_bits(add_sums(total, sums), convert.bits_to_f32(RATIO_AGAIN - ratio)), slot
+            # behind the last stage it is awaited and unpacked once more, for nothing: that is no branch while products are on their way
+            ahead = used
+            if stage < last:
+                ahead = then
+            held = f16_stage(
+                held, first_w + used.stage * W_BYTES, tid % 128, first_a + used.stage * (A_BYTES // 16), scale_ratio,
+                first_w + ahead.stage * W_BYTES, smem + FULL + ahead.stage * 8, ahead.phase,
+            )  # fmt: skip
+            mbarrier.arrive_if(lane_idx == 0, smem + EMPTY + used.stage * 8)
+            slot = then
+            if stage % STAGES_OF_A_SUM == 0:
+                total, held = add_sums(total, held[:PAIRS]), fragment.zero_u32(PAIRS) + held[PAIRS:]
+        return fragment.scaled_f16x2_bits(add_sums(total, held[:PAIRS]), convert.bits_to_f32(RATIO_AGAIN - ratio)), slot
 
     sum_up = sum_up_f16 if plan.f16_sums else sum_up_f32
 
@@ -266,7 +274,7 @@ def build(plan: Int4Plan) -> Built:
         warp_idx = thread.uniform(u32(cuda.threadIdx.x) // 32)
         if warp_idx >= CONSUMER_WARPS:
             if PRODUCERS == 128:
-                thread.setmaxnreg_dec(PRODUCER_REGISTERS)
+                thread.setmaxnreg_dec(KEPT)
             produce(tmap_a, tmap_sfa, w_ptr, smem, warp_idx, m, tiles, records)
         else:
             if PRODUCERS == 128:

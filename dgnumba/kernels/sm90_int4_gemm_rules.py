@@ -147,8 +147,14 @@ def producer_threads(plan: Int4Plan) -> int:
     return 128 if plan.block_n >= 128 else 32
 
 
-PRODUCER_REGISTERS = 40
-"""What a producer thread keeps where there are four warps of them."""
+def is_tight(plan: Int4Plan) -> bool:
+    """Whether consumers take all registers that they can get."""
+    return plan.f16_sums and plan.block_m > 128 and plan.block_n == 128
+
+
+def producer_registers(plan: Int4Plan) -> int:
+    """What a producer thread keeps where there are four warps of them: no more than it needs, where consumers take all they can get."""
+    return 24 if is_tight(plan) else 40
 
 
 def consumer_registers(plan: Int4Plan) -> int:
@@ -156,7 +162,7 @@ def consumer_registers(plan: Int4Plan) -> int:
 
     NOTE: what all hold after that must have been there at entry, else the kernel waits for ever: 168 for each of 384 threads, 96 of 640.
     """
-    return {64: 240, 128: 232, 256: 104}[plan.block_n]
+    return 240 if is_tight(plan) else {64: 240, 128: 232, 256: 104}[plan.block_n]
 
 
 def threads(plan: Int4Plan) -> int:

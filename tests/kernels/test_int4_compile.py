@@ -11,7 +11,7 @@ from dgnumba.dtypes import DTYPES
 from dgnumba.int4_plan import choose_int4
 from dgnumba.int4_problem import Int4Problem
 from dgnumba.kernels.int4_spec import Int4Plan
-from dgnumba.kernels.sm90_int4_gemm_rules import PRODUCER_REGISTERS, consumer_registers
+from dgnumba.kernels.sm90_int4_gemm_rules import consumer_registers, producer_registers
 
 pytestmark = pytest.mark.skipif(not _numba.HAVE_NUMBA_CUDA or find_ptxas() is None, reason="needs numba-cuda and ptxas")
 
@@ -90,7 +90,7 @@ def test_registers_that_move_were_there():
     """A consumer that asks for more than the producers gave waits for ever."""
     for block_n in (128, 256):
         chosen = plan(8, block_n)
-        held = 2 * block_n * consumer_registers(chosen) + 128 * PRODUCER_REGISTERS
+        held = 2 * block_n * consumer_registers(chosen) + 128 * producer_registers(chosen)
         assert INT4.threads(chosen) == 2 * block_n + 128 and held <= INT4.threads(chosen) * REGISTERS[INT4.threads(chosen)]
 
 

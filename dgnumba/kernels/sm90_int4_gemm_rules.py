@@ -21,7 +21,7 @@ from .spec import Built, Rule, first_broken, most_stages
 NAME = "sm90_int4_gemm"
 
 BLOCK_MS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-BLOCK_NS, RECORD_COUNTS, SPLITS, TAILS = (64, 128, 256), (1, 2, 4), (1, 2, 4, 8), (1, 2)
+BLOCK_NS, RECORD_COUNTS, SPLITS, TAILS = (64, 128, 192, 256), (1, 2, 4), (1, 2, 4, 8), (1, 2)
 MIN_STAGES, MAX_STAGES = 2, 12
 
 A_DTYPES = ("bfloat16", "float16", "float8_e4m3fn", "int8")
@@ -83,7 +83,7 @@ def sums_fit(plan: Int4Plan) -> bool:
 def most_sums(plan: Int4Plan) -> int:
     """Registers a thread that a record's sums and the total have room in."""
     if plan.f16_sums:
-        return 192
+        return 96 if plan.block_n == 192 else 192
     return 128 if plan.block_n < 256 else 64 if plan.records == 1 else 40
 
 
@@ -94,20 +94,21 @@ RULES: tuple[Rule, ...] = (
     ),
     (
         "e4m3 by rows beside int4, of 64 or 128 rows, for sums in float16 that scales and K leave in its range",
-        lambda plan, problem: not plan.f16_sums or problem.may_sum_f16 and plan.block_n <= 128,
+        lambda plan, problem: not plan.f16_sums or problem.may_sum_f16 and plan.block_n <= 192,
     ),
+    ("sums in float16 for 192 rows", lambda plan, _: plan.block_n != 192 or plan.f16_sums),
     (f"BLOCK_M of {BLOCK_MS}", lambda plan, _: plan.block_m in BLOCK_MS),
     (f"BLOCK_N of {BLOCK_NS}", lambda plan, _: plan.block_n in BLOCK_NS),
     (f"{RECORD_COUNTS} records a stage", lambda plan, _: plan.records in RECORD_COUNTS),
     (f"a split over {SPLITS} CTAs", lambda plan, _: plan.split in SPLITS),
     (
-        f"a tail of {TAILS}, of 64 or 128 rows and without a split",
-        lambda plan, _: plan.tail in TAILS and (plan.tail == 1 or plan.split == 1 and plan.block_n <= 128),
+        f"a tail of {TAILS}, of 64 to 192 rows and without a split",
+        lambda plan, _: plan.tail in TAILS and (plan.tail == 1 or plan.split == 1 and plan.block_n <= 192),
     ),
     ("two stages or more, one to fill while the other is used", lambda plan, _: plan.num_stages >= 2),
     (
         "fragments of all records of a stage in the registers: fewer records for more tokens",
-        lambda plan, _: plan.block_m * plan.records <= (64 if plan.block_n == 256 else 256),
+        lambda plan, _: plan.block_m * plan.records <= {192: 192, 256: 64}.get(plan.block_n, 256),
     ),
     (
         "accumulators of all groups of a record in the registers",
@@ -149,7 +150,7 @@ def producer_threads(plan: Int4Plan) -> int:
 
 def is_tight(plan: Int4Plan) -> bool:
     """Whether consumers take all registers that they can get."""
-    return plan.f16_sums and plan.block_m > 128 and plan.block_n == 128
+    return plan.block_n == 192 or plan.f16_sums and plan.block_m > 128 and plan.block_n == 128
 
 
 def producer_registers(plan: Int4Plan) -> int:
@@ -162,7 +163,7 @@ def consumer_registers(plan: Int4Plan) -> int:
 
     NOTE: what all hold after that must have been there at entry, else the kernel waits for ever: 168 for each of 384 threads, 96 of 640.
     """
-    return 240 if is_tight(plan) else {64: 240, 128: 232, 256: 104}[plan.block_n]
+    return 240 if is_tight(plan) and plan.block_n == 128 else {64: 240, 128: 232, 192: 160, 256: 104}[plan.block_n]
 
 
 def threads(plan: Int4Plan) -> int:

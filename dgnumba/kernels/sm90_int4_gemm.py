@@ -9,6 +9,7 @@ Barriers:  full[stage]   1 arrival + bytes of W, A, SFA            producer -> c
            named 2       the consumers, once, where codes become e4m3 by tables: these are written
 Tile:      for each stage, for each record: fence -> wgmmas of all groups -> unpack the next record meanwhile -> wait -> total += scales * acc;
            with `fold` the weights are scaled as they are unpacked, and total is what the wgmmas add to
+Halves:    of more than 128 tokens that are not folded each half's products take the same accumulators in turn (`int4_halves`): unpacked once
 Split:     SPLIT CTAs of a cluster share a tile, each a range of K; their sums meet in distributed shared memory and are added in rank
            order, so that a result has the same bits every run
 Tail:      with TAIL of 2 CTAs take whole tiles while there is one for each, then pairs of them share what is left, as with a split: a last round
@@ -30,10 +31,11 @@ from ..layouts.descriptors import TensorMap, low_word
 from ..ptx import barrier, convert, fragment, mbarrier, memory, thread, tma
 from .int4_finish import finish_for, store_partial, store_tile_for
 from .int4_fold import folded_stage_for
+from .int4_halves import halved_stage_for
 from .int4_spec import Int4Plan
 from .int4_stage import stage_for, table_word_for
 from .pipeline import FULL_ARRIVALS, Slot, empty_arrivals, next_slot
-from .sm90_int4_gemm_rules import PRODUCER_REGISTERS, consumer_registers, producer_threads, smem, threads
+from .sm90_int4_gemm_rules import consumer_registers, producer_registers, producer_threads, smem, threads
 from .spec import Built
 
 
@@ -44,7 +46,7 @@ def build(plan: Int4Plan) -> Built:
     TILES = BLOCK_N // 64
     CONSUMERS = 2 * BLOCK_N
     CONSUMER_WARPS, PRODUCERS, EVERYONE = CONSUMERS // 32, producer_threads(plan), CONSUMERS + 32
-    REGISTERS = consumer_registers(plan)
+    REGISTERS, PRODUCER_REGISTERS = consumer_registers(plan), producer_registers(plan)
     MAPPED = smem(plan)
     W, A, SFA, TABLES, PARTIAL, FULL, EMPTY = (MAPPED[name].offset for name in ("w", "a", "sfa", "tables", "partial", "full", "empty"))
     W_BYTES, A_BYTES, SFA_BYTES = (MAPPED[name].nbytes for name in ("w", "a", "sfa"))
@@ -55,7 +57,8 @@ def build(plan: Int4Plan) -> Built:
     STAGE_BYTES = W_BYTES + A_BYTES + (BLOCK_M * 4 * RECORDS if HAS_SFA else 0)
     EMPTY_ARRIVALS = empty_arrivals(CONSUMER_WARPS, 1)
     ACC = BLOCK_M // 2
-    stage_product, table_word = (folded_stage_for if plan.fold else stage_for)(plan), table_word_for(plan)
+    product_for = folded_stage_for if plan.fold else halved_stage_for if plan.turns > 1 else stage_for
+    stage_product, table_word = product_for(plan), table_word_for(plan)
     finish = finish_for(plan)
     store_tile = store_tile_for(finish)
     zeros, bits_of = (fragment.zero_s32, convert.forget) if plan.is_whole else (fragment.zero, fragment.bits)

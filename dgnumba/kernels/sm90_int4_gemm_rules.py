@@ -57,10 +57,27 @@ def refused_types(problem: Int4Problem) -> str | None:
 
 
 def accumulators(plan: Int4Plan) -> int:
-    """Registers a thread that a record's sums take beside the total: none where that is what is added to."""
+    """Registers a thread that a record's sums take beside the total: none where that is what is added to, by halves of the tokens half as many."""
     if plan.is_whole or plan.fold:
         return 0
-    return plan.block_m // 2 * plan.record.groups * (2 if plan.zeros == "float" else 1)
+    return plan.block_m // 2 // plan.turns * plan.record.groups * (2 if plan.zeros == "float" else 1)
+
+
+def fragments_fit(plan: Int4Plan) -> bool:
+    """Whether the fragments of a stage's records find registers: those of the next record are made while one's are multiplied."""
+    if plan.turns > 1 and plan.records > 1:
+        has_room = plan.block_m <= 192 and plan.record.groups == 1 and plan.zeros != "float" and plan.block_n == 128
+        return has_room and plan.records == 2 and DTYPES[plan.a_dtype].itemsize == 1
+    return plan.turns > 1 or plan.block_m * plan.records <= (64 if plan.block_n == 256 else 256)
+
+
+def most_sums(plan: Int4Plan) -> int:
+    """Registers a thread that a record's sums and the total may take together, as ptxas finds them."""
+    if plan.block_n == 256:
+        return 64 if plan.records == 1 else 40
+    if plan.turns > 1:
+        return 192 if DTYPES[plan.a_dtype].itemsize == 1 else 3 * plan.block_m // 4
+    return 128
 
 
 def sums_fit(plan: Int4Plan) -> bool:
@@ -94,11 +111,11 @@ RULES: tuple[Rule, ...] = (
     ("two stages or more, one to fill while the other is used", lambda plan, _: plan.num_stages >= 2),
     (
         "fragments of all records of a stage in the registers: fewer records for more tokens",
-        lambda plan, _: plan.block_m * plan.records <= (64 if plan.block_n == 256 else 256),
+        lambda plan, _: fragments_fit(plan),
     ),
     (
         "accumulators of all groups of a record in the registers",
-        lambda plan, _: accumulators(plan) + plan.block_m // 2 <= (128 if plan.block_n < 256 else 64 if plan.records == 1 else 40),
+        lambda plan, _: accumulators(plan) + plan.block_m // 2 <= most_sums(plan),
     ),
     (
         "tables of e4m3 in the registers, beside the accumulators of all groups: fewer tokens, or fewer records a stage",
@@ -134,8 +151,9 @@ def producer_threads(plan: Int4Plan) -> int:
     return 128 if plan.block_n >= 128 else 32
 
 
-PRODUCER_REGISTERS = 40
-"""What a producer thread keeps where there are four warps of them."""
+def producer_registers(plan: Int4Plan) -> int:
+    """What a producer thread keeps where there are four warps of them: no more than it needs, where consumers take all they can get."""
+    return 24 if plan.turns > 1 else 40
 
 
 def consumer_registers(plan: Int4Plan) -> int:
@@ -143,7 +161,7 @@ def consumer_registers(plan: Int4Plan) -> int:
 
     NOTE: what all hold after that must have been there at entry, else the kernel waits for ever: 168 for each of 384 threads, 96 of 640.
     """
-    return {64: 240, 128: 232, 256: 104}[plan.block_n]
+    return {64: 240, 128: 240 if plan.turns > 1 else 232, 256: 104}[plan.block_n]
 
 
 def threads(plan: Int4Plan) -> int:

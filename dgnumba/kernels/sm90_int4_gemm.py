@@ -29,7 +29,7 @@ from ..dtypes import DTYPES
 from ..integers import u32, u64
 from ..layouts.descriptors import TensorMap, low_word
 from ..ptx import barrier, convert, fragment, mbarrier, memory, thread, tma
-from .int4_finish import finish_for, store_partial, store_tile_for
+from .int4_finish import add_some_for, store_partial, store_tile_for, sums_at_once
 from .int4_fold import folded_stage_for
 from .int4_halves import halved_stage_for
 from .int4_spec import Int4Plan
@@ -59,8 +59,7 @@ def build(plan: Int4Plan) -> Built:
     ACC = BLOCK_M // 2
     product_for = folded_stage_for if plan.fold else halved_stage_for if plan.turns > 1 else stage_for
     stage_product, table_word = product_for(plan), table_word_for(plan)
-    finish = finish_for(plan)
-    store_tile = store_tile_for(finish)
+    store_tile, add_some, ADDED = store_tile_for(plan), add_some_for(plan, CONSUMERS * 4), sums_at_once(plan) * SHARERS
     zeros, bits_of = (fragment.zero_s32, convert.forget) if plan.is_whole else (fragment.zero, fragment.bits)
 
     @device_function
@@ -131,26 +130,6 @@ def build(plan: Int4Plan) -> Built:
         barrier.sync(2, CONSUMERS)
 
     @device_function
-    def sum_of(partial, register):  # type: ignore[no-untyped-def]
-        """One register of all CTAs of the cluster, in rank order; its bits."""
-        at = partial + register * (CONSUMERS * 4)
-        total = memory.load_cluster_f32(thread.mapa(at, u32(0)))
-        for rank in range(1, SHARERS):
-            total = total + memory.load_cluster_f32(thread.mapa(at, u32(rank)))
-        return convert.f32_to_bits(total)
-
-    @device_function
-    def whole_sum_of(partial, register):  # type: ignore[no-untyped-def]
-        """The same of integers."""
-        at = partial + register * (CONSUMERS * 4)
-        total = memory.load_cluster_u32(thread.mapa(at, u32(0)))
-        for rank in range(1, SHARERS):
-            total = total + memory.load_cluster_u32(thread.mapa(at, u32(rank)))
-        return total
-
-    summed = whole_sum_of if plan.is_whole else sum_of
-
-    @device_function
     def add_up(tile, m_blocks, w_ptr, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, smem, m, n, records):  # type: ignore[no-untyped-def]
         """Add the partial sums of all CTAs of the cluster: each takes every so many-th token."""
         tid = u32(cuda.threadIdx.x)
@@ -158,11 +137,8 @@ def build(plan: Int4Plan) -> Built:
         partial = smem + PARTIAL + tid * 4
         i = thread.cluster_ctarank()
         while i < ACC // 2:
-            at = i // 2 * 4 + i % 2
-            low, high = summed(partial, at), summed(partial, at + 2)
-            to = token + i // 2 * 8 + i % 2
-            finish(low, high, to, row, w_ptr, records, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, m, n)
-            i += SHARERS
+            add_some(partial, i, token, row, w_ptr, records, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, m, n)
+            i += ADDED
 
     @device_function
     def share_out(bits, tile, m_blocks, w_ptr, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, smem, m, n, records):  # type: ignore[no-untyped-def]

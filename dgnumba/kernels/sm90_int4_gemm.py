@@ -6,7 +6,8 @@ Roles:     one thread of the last warp: producer (bulk copies of records, TMA of
 Barriers:  full[stage]   1 arrival + bytes of W, A, SFA            producer -> consumers
            empty[stage]  1 arrival per consumer warp               consumers -> producer
            named 1       everyone, once: the barriers are initialised; the producer does not wait
-           named 2       the consumers, once, where codes become e4m3 by tables: these are written
+           named 2       the consumers, once, where codes become e4m3 by tables: these are written;
+                         and where partial sums take the ring's place: it has been read
 Tile:      for each stage, for each record: fence -> wgmmas of all groups -> unpack the next record meanwhile -> wait -> total += scales * acc;
            with `fold` the weights are scaled as they are unpacked, and total is what the wgmmas add to
 Halves:    of more than 128 tokens that are not folded each half's products take the same accumulators in turn (`int4_halves`): unpacked once
@@ -35,7 +36,7 @@ from .int4_halves import halved_stage_for
 from .int4_spec import Int4Plan
 from .int4_stage import stage_for, table_word_for
 from .pipeline import FULL_ARRIVALS, Slot, empty_arrivals, next_slot
-from .sm90_int4_gemm_rules import consumer_registers, producer_registers, producer_threads, smem, threads
+from .sm90_int4_gemm_rules import consumer_registers, producer_registers, producer_threads, reuses_ring, smem, threads
 from .spec import Built
 
 
@@ -49,6 +50,8 @@ def build(plan: Int4Plan) -> Built:
     REGISTERS, PRODUCER_REGISTERS = consumer_registers(plan), producer_registers(plan)
     MAPPED = smem(plan)
     W, A, SFA, TABLES, PARTIAL, FULL, EMPTY = (MAPPED[name].offset for name in ("w", "a", "sfa", "tables", "partial", "full", "empty"))
+    REUSES_RING = reuses_ring(plan)
+    PARTIAL = A if REUSES_RING else PARTIAL
     W_BYTES, A_BYTES, SFA_BYTES = (MAPPED[name].nbytes for name in ("w", "a", "sfa"))
     RECORD_BYTES = plan.record.nbytes
     ROW_BYTES = RECORD_BYTES * RECORDS
@@ -144,6 +147,8 @@ def build(plan: Int4Plan) -> Built:
     def share_out(bits, tile, m_blocks, w_ptr, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, smem, m, n, records):  # type: ignore[no-untyped-def]
         """The cluster's sums of a tile, its last: each CTA's own to where all see them, then all of them added."""
         # NOTE: the producers have exited by then, or will: who has exited is not waited for (PTX ISA 9.0, "barrier.cluster").
+        if REUSES_RING:
+            barrier.sync(2, CONSUMERS)  # the last stages have been read: of others' rows, too
         store_partial(bits, smem + PARTIAL + u32(cuda.threadIdx.x) * 4, CONSUMERS * 4)
         barrier.cluster_arrive()
         barrier.cluster_wait()

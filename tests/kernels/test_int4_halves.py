@@ -15,6 +15,7 @@ from dgnumba.int4_operands import ARRAYS, check_int4_gemm_nt, lay_out
 from dgnumba.int4_plan import choose_int4, validate_int4
 from dgnumba.int4_problem import Int4Problem
 from dgnumba.kernels import sm90_int4_gemm_rules as rules
+from dgnumba.kernels.int4_finish import sums_at_once
 from dgnumba.kernels.int4_spec import Int4Plan
 from dgnumba.kernels.sm90_int4_cost import CONSTANTS, microseconds, work_of
 from dgnumba.testing import assert_bits_equal
@@ -59,7 +60,32 @@ def test_they_are_offered_beyond_128_tokens(kind):
     assert {"256x128x128", "192x128x128"} <= {plan.name.split()[0] for plan in found}
     assert not halved(problem_of(kind, m=128))
     assert all(rules.is_batch_invariant(plan) == (plan.cluster == 1) for plan in found), "no sum's order changes"
-    assert any(plan.split > 1 for plan in halved(problem_of(kind, n=4096)))
+    assert any(plan.split > 1 for plan in halved(problem_of(kind, n=8192)))
+
+
+def test_partial_sums_take_the_place_of_the_ring():
+    """Of a ring that is smaller the rest lies behind it, before the barriers; with fewer tokens all of them do, as a ring of more stages needs."""
+    plan = Int4Plan(INT4.NAME, 256, 128, 5, a_dtype="int8")
+    for shared in ({"split": 2}, {"tail": 2}):
+        assert rules.smem(dataclasses.replace(plan, **shared)).launch_bytes == rules.smem(plan).launch_bytes
+        small = rules.smem(dataclasses.replace(plan, num_stages=2, **shared))
+        assert small["a"].offset == 0 and small["partial"].end == 256 * 128 * 4 <= small["full"].offset
+        apart = rules.smem(dataclasses.replace(plan, block_m=128, **shared))
+        assert apart["partial"].nbytes == 128 * 128 * 4 and apart["partial"].offset >= apart["w"].end
+    for split in (1, 2):
+        assert {x.num_stages for x in halved(problem_of("e4m3", n=8192)) if x.block_m == 256 and x.block_n == 128 and x.split == split} == {
+            5
+        }
+
+
+@pytest.mark.parametrize(
+    "block_m, cluster, expected", [(256, 2, 8), (256, 8, 8), (192, 2, 8), (192, 4, 4), (96, 2, 4), (24, 2, 1), (8, 1, 2), (8, 8, 1)]
+)
+def test_a_clusters_sums_are_added_some_at_a_time(block_m, cluster, expected):
+    """Of a lane's tokens each CTA takes the same number, a multiple of that; else one at a time."""
+    plan = Int4Plan(INT4.NAME, block_m, 64, 2, split=cluster)
+    assert sums_at_once(plan) == expected
+    assert expected == 1 or block_m // 4 % (expected * cluster) == 0
 
 
 @pytest.mark.parametrize(

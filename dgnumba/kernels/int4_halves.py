@@ -33,8 +33,12 @@ class Halves(Multiply):
         return [fragment.part(total, half * self.registers, self.registers) for half in range(self.plan.turns)]
 
     def issue_half(self, record: int, half: int, frags: list[Any], desc: Any, free: list[Any] | None) -> list[Any]:
-        """`issue` with the tokens of a half: they lie behind those before them, 128 bytes a token and block."""
-        return self.issue(record, frags, desc + half * (self.tokens * 128 // 16), free)
+        """`issue` with the tokens of a half: they lie behind those before them, 128 bytes a token and block.
+
+        NOTE: of integers the registers of `free` are not used again: ptxas 13.0 takes their conversions to float32 before and behind the second
+        half's products for one, and drops the first half's products. It finds the same registers for both by itself.
+        """
+        return self.issue(record, frags, desc + half * (self.tokens * 128 // 16), None if self.is_integer else free)
 
     def promoted_half(self, total: Any, accs: list[Any], scales: list[Any], rests: list[Any], tokens: Any) -> Any:
         """`promoted`, with the scales of a half's tokens from `tokens` on, where they have scales for each record."""

@@ -6,12 +6,13 @@ import pytest
 from kernels.int4_products import H200, INT4, INT4_GEMV
 
 from dgnumba import _numba
-from dgnumba.assemble import find_ptxas, ptxas
+from dgnumba.assemble import find_ptxas, find_tool, ptxas
 from dgnumba.dtypes import DTYPES
 from dgnumba.int4_plan import choose_int4
 from dgnumba.int4_problem import Int4Problem
 from dgnumba.kernels.int4_spec import Int4Plan
 from dgnumba.kernels.sm90_int4_gemm_rules import consumer_registers, producer_registers
+from dgnumba.profile import disassemble
 
 pytestmark = pytest.mark.skipif(not _numba.HAVE_NUMBA_CUDA or find_ptxas() is None, reason="needs numba-cuda and ptxas")
 
@@ -67,6 +68,11 @@ def expected_wgmma(chosen):
     return chosen.records * steps * halves * (2 if chosen.zeros == "float" else 1) * passes
 
 
+def products_in(cubin):
+    """wgmmas of a plan's machine code; None where nothing here reads it. ptxas may drop what it takes for unused, as it once did (`int4_halves`)."""
+    return len(re.findall(r"\b[QHI]GMMA\.", disassemble(cubin))) if find_tool("nvdisasm") or find_tool("cuobjdump") else None
+
+
 def problems_with(chosen, ptx, cubin):
     """What is wrong with a compiled plan; empty when nothing is."""
     body, threads = re.sub(r"//.*", "", ptx), INT4.threads(chosen)
@@ -81,6 +87,7 @@ def problems_with(chosen, ptx, cubin):
         ),
         f"{len(found)} wgmmas, expected {expected_wgmma(chosen)}": len(found) == expected_wgmma(chosen),
         f"shapes {set(found)}, expected {shape}": set(found) == {shape},
+        f"{products_in(cubin)} products left by ptxas of {len(found)}": products_in(cubin) in (None, len(found)),
         "waits for the grids before it, or its rules say so": ("griddepcontrol.wait" in body) == INT4.WAITS,
         f"its plan says pdl={chosen.pdl}, the PTX otherwise": ("griddepcontrol.launch_dependents" in body) == chosen.pdl,
         "float64 in the PTX": not re.search(r"\.f64\b", body),

@@ -214,7 +214,7 @@ class Multiply:
         """
         groups, per_block = self.plan.record.groups, self.take.steps // self.blocks
         block_units = self.plan.block_m * 128 // 16
-        accs = free or [self.fresh(self.plan.block_m // 2) for _ in range(groups * (1 + self.has_sums))]
+        accs = free or [self.fresh(self.plan.block_m // 2 // self.plan.turns) for _ in range(groups * (1 + self.has_sums))]
         wgmma.fence()
         for i in range(len(accs)):
             half = self.halves[i % groups % len(self.halves)]

@@ -57,10 +57,27 @@ def refused_types(problem: Int4Problem) -> str | None:
 
 
 def accumulators(plan: Int4Plan) -> int:
-    """Registers a thread that a record's sums take beside the total: none where that is what is added to."""
+    """Registers a thread that a record's sums take beside the total: none where that is what is added to, by halves of the tokens half as many."""
     if plan.is_whole or plan.fold:
         return 0
-    return plan.block_m // 2 * plan.record.groups * (2 if plan.zeros == "float" else 1)
+    return plan.block_m // 2 // plan.turns * plan.record.groups * (2 if plan.zeros == "float" else 1)
+
+
+def fragments_fit(plan: Int4Plan) -> bool:
+    """Whether the fragments of a stage's records find registers: those of the next record are made while one's are multiplied."""
+    if plan.turns > 1 and plan.records > 1:
+        has_room = plan.block_m <= 192 and plan.record.groups == 1 and plan.zeros != "float" and plan.block_n == 128
+        return has_room and plan.records == 2 and plan.a_dtype == "float8_e4m3fn"
+    return plan.turns > 1 or plan.block_m * plan.records <= (64 if plan.block_n == 256 else 256)
+
+
+def most_sums(plan: Int4Plan) -> int:
+    """Registers a thread that a record's sums and the total may take together, as ptxas finds them."""
+    if plan.block_n == 256:
+        return 64 if plan.records == 1 else 40
+    if plan.turns > 1:
+        return 192 if DTYPES[plan.a_dtype].itemsize == 1 else 3 * plan.block_m // 4
+    return 128
 
 
 def sums_fit(plan: Int4Plan) -> bool:
@@ -94,11 +111,11 @@ RULES: tuple[Rule, ...] = (
     ("two stages or more, one to fill while the other is used", lambda plan, _: plan.num_stages >= 2),
     (
         "fragments of all records of a stage in the registers: fewer records for more tokens",
-        lambda plan, _: plan.block_m * plan.records <= (64 if plan.block_n == 256 else 256),
+        lambda plan, _: fragments_fit(plan),
     ),
     (
         "accumulators of all groups of a record in the registers",
-        lambda plan, _: accumulators(plan) + plan.block_m // 2 <= (128 if plan.block_n < 256 else 64 if plan.records == 1 else 40),
+        lambda plan, _: accumulators(plan) + plan.block_m // 2 <= most_sums(plan),
     ),
     (
         "tables of e4m3 in the registers, beside the accumulators of all groups: fewer tokens, or fewer records a stage",
@@ -134,8 +151,9 @@ def producer_threads(plan: Int4Plan) -> int:
     return 128 if plan.block_n >= 128 else 32
 
 
-PRODUCER_REGISTERS = 40
-"""What a producer thread keeps where there are four warps of them."""
+def producer_registers(plan: Int4Plan) -> int:
+    """What a producer thread keeps where there are four warps of them: no more than it needs, where consumers take all they can get."""
+    return 24 if plan.turns > 1 else 40
 
 
 def consumer_registers(plan: Int4Plan) -> int:
@@ -143,7 +161,7 @@ def consumer_registers(plan: Int4Plan) -> int:
 
     NOTE: what all hold after that must have been there at entry, else the kernel waits for ever: 168 for each of 384 threads, 96 of 640.
     """
-    return {64: 240, 128: 232, 256: 104}[plan.block_n]
+    return {64: 240, 128: 240 if plan.turns > 1 else 232, 256: 104}[plan.block_n]
 
 
 def threads(plan: Int4Plan) -> int:
@@ -174,16 +192,28 @@ def tables_fit(plan: Int4Plan) -> bool:
     return held <= 56 or not (is_ahead or (plan.group == 16 and plan.zeros != "none"))
 
 
+def reuses_ring(plan: Int4Plan) -> bool:
+    """Whether partial sums take the ring's place, which a CTA's last tile leaves free: those of more than 128 tokens leave it no room beside them."""
+    return plan.cluster > 1 and plan.turns > 1
+
+
 def smem(plan: Int4Plan) -> SmemMap:
-    """The ring of W, A and token scales, the tables of zero points, the partial sums of a split, then the barriers."""
+    """The ring of W, A and token scales, the partial sums of a split (of those that reuse the ring what it is too small for), the tables of zero
+    points, then the barriers.
+    """
     size = DTYPES[plan.a_dtype].itemsize
-    has_sfa = plan.has_block_scales
-    return SmemMap.of(
+    ring = (
         ("a", plan.block_m * 128 * size * plan.records, plan.num_stages, 1024),
         ("w", plan.block_n // 64 * plan.records * plan.record.nbytes, plan.num_stages, 128),
-        ("sfa", -(-plan.block_m * 4 * plan.records // 128) * 128 if has_sfa else 0, plan.num_stages, 128),
+        ("sfa", -(-plan.block_m * 4 * plan.records // 128) * 128 if plan.has_block_scales else 0, plan.num_stages, 128),
+    )
+    partial = plan.block_m * plan.block_n * 4 if plan.cluster > 1 else 0
+    if reuses_ring(plan):
+        partial = max(0, partial - sum(nbytes * stages for _, nbytes, stages, _ in ring))
+    return SmemMap.of(
+        *ring,
+        ("partial", partial, 1, 16),
         ("tables", 4 * plan.table_words, 1, 16),
-        ("partial", plan.block_m * plan.block_n * 4 if plan.cluster > 1 else 0, 1, 16),
         ("full", 8, plan.num_stages, 8),
         ("empty", 8, plan.num_stages, 8),
     )
@@ -216,7 +246,7 @@ def _plans(problem: Int4Problem, device: Device, block_ms: Sequence[int], fold: 
             continue
         if tail > 1 and not has_tail(tiles, tail, device):
             continue
-        stages = min(MAX_STAGES, most_stages(smem, plan, device))
+        stages = min(MAX_STAGES, most_stages(smem, replace(plan, split=1, tail=1) if reuses_ring(plan) else plan, device))
         # NOTE: a tail's partial sums take the room of stages; with two in the place of five 256x128x128 lost a quarter (H200, 2026-11-30)
         if stages >= (MIN_STAGES if tail == 1 else min(3, most_stages(smem, replace(plan, tail=1), device))):
             plans.append(replace(plan, num_stages=stages))

@@ -91,7 +91,16 @@ def problem_of(m: int, n: int, k: int, kind: str, group: int, scale: str) -> Int
     by_row = kind == "float8_e4m3fn_row"
     d_dtype = "float16" if kind == "float16" else "bfloat16"
     return Int4Problem(
-        m, n, k, PREPARED_FOR.get(kind, kind), "int4", d_dtype, group, scale, a_by_row=by_row, may_fold=kind in ("bfloat16", "float16"),
+        m,
+        n,
+        k,
+        PREPARED_FOR.get(kind, kind),
+        "int4",
+        d_dtype,
+        group,
+        scale,
+        a_by_row=by_row,
+        may_fold=kind in ("bfloat16", "float16"),
         may_sum_f16=by_row,
     )
 

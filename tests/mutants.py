@@ -182,6 +182,8 @@ TRIALS = {
         Int4Product("bfloat16", "int4_g128", 8, 150, 512, (8, 64, 1, 2, 1), 2, tail=2),
         Int4Product("bfloat16", "int4_g128", 8, 380, 256, (8, 64, 1, 2, 1), 4, tail=2),
         Int4Product("int8", "int4_g128", 8, 390, 256, (8, 64, 1, 2, 1), 4, tail=2),
+        Int4Product("float8_e4m3fn", "int4_g128", 150, 40, 300, (192, 64, 1, 2, 1), 1),
+        Int4Product("int8", "int4_g128", 150, 90, 512, (192, 128, 1, 2, 2)),
     ],
     PORTABLE_INT4.NAME: [
         Int4Product("bfloat16", "int4_row", 8, 20, 600, (8, 64, 1, 3, 1), kernel=PORTABLE_INT4.NAME),

@@ -8,11 +8,13 @@ _PAST_K = "blocks past the end of K are copies of nothing: zeros into a stage th
 
 _FREES = "gives operand registers back, of which the emulator has any number; the sums are waited for behind the last record"
 _FEWER = "fewer stages whose weights come early: the producer asks for the others as ever"
+_UNMIXED = "lanes share nothing there: it keeps ptxas from mixing what follows with the products"
 _NO_TILE = "goes on to a tile more, of which the loop in it asks for no stage"
 
 EQUIVALENT: dict[str, str] = {
     "int4_fold.stage_folded: drop wait: wgmma.wait #0": _FREES,
-    "int4_stage.stage: drop barrier: thread.syncwarp #0": "lanes share nothing there: it keeps ptxas from mixing what follows with the products",
+    "int4_stage.stage: drop barrier: thread.syncwarp #0": _UNMIXED,
+    "int4_halves.stage_halved: drop barrier: thread.syncwarp #0": _UNMIXED,
     "int4_fold.stage_folded: wait count: wgmma.wait +1 #0": _FREES,
     "*: drop wait: thread.griddepcontrol_wait #*": _GRIDS,
     "epilogue.store_tile: drop predicate: tma.store_2d_if #0": "all 128 threads store the same box of the same bytes: slower, not wrong",

@@ -115,7 +115,9 @@ def _pack(context: Any, builder: Any, ty: Any, result: Any) -> Any:
 
 
 class _Hole(str):
-    """The text of one operand in PTX: `$3`, or `{$0, $1, ...}` for a list; `{acc[2]}`, `{acc.count}`, `{acc.columns}`, `{acc.columns_f16}` in the text work."""
+    """The text of one operand in PTX: `$3`, or `{$0, $1, ...}` for a list; `{acc[2]}`, `{acc.count}`, `{acc.columns}` and, where a register holds
+    two elements, `{acc.columns_f16}` in the text work.
+    """
 
     items: tuple[str, ...] = ()
 

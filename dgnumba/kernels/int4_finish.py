@@ -8,7 +8,7 @@ from typing import Any
 from ..dtypes import DTYPES
 from ..integers import u32, u64
 from ..layouts.int4.stream import ROWS
-from ..ptx import Registers, activation, convert, memory, unrolled
+from ..ptx import Registers, activation, convert, memory, thread, unrolled
 from .int4_spec import Int4Plan
 from .int4_stage import decode_pair_for
 
@@ -43,19 +43,57 @@ class _Finish:
         load = memory.load_global_u32_if if size == 2 else memory.load_global_u16_if
         return decode_pair_for(self.plan.scale_dtype)(load(condition, w_ptr + first))
 
-    def sums(self, bits: list[Any], condition: Any, w_ptr: Any, records: Any, row: Any) -> list[Any]:
+    def sums(self, bits: list[Any], scales: tuple[Any, Any] | None) -> list[Any]:
         """Two finished sums as float32: of integers, their rows' scales times them."""
-        if not self.plan.is_whole:
+        if scales is None:
             return [convert.bits_to_f32(x) for x in bits]
-        scales = self.row_scales(condition, w_ptr, records, row)
         return [convert.s32_to_f32(x) * scale for x, scale in zip(bits, scales)]
+
+    def finish(self, pairs: list[tuple[Any, Any]], tokens: list[Any], row: Any, more: tuple[Any, ...]) -> None:
+        """`finish_for` for several tokens: what is loaded for any of them is loaded before the first is stored, as nobody waits for a store.
+
+        What they share, of rows, is loaded where it is needed for the first, as the others come behind it.
+        """
+        plan, size = self.plan, self.size
+        w_ptr, records, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, m, n = more
+        columns = [row // 16 * 8 + row % 16] if plan.has_gate else [row, row + 8]
+        inside = [[(token < m) & (column < n) for column in columns] for token in tokens]
+        at = [[u64(token) * d_pitch + u64(column) * size for column in columns] for token in tokens]
+        if plan.d_dtype == "int32":
+            for bits, are_inside, places in zip(pairs, inside, at):
+                for one, is_inside, place in zip(bits, are_inside, places):
+                    memory.store_global_u32_if(is_inside, d_ptr + place, one)
+            return
+        of_rows = self.row_scales(inside[0][0], w_ptr, records, row) if plan.is_whole else None
+        of_tokens, biases, addends = [], [], []
+        if plan.has_token_scales:
+            loaded = [memory.load_global_u32_if(token < m, token_ptr + u64(token) * 4) for token in tokens]
+            of_tokens = [convert.bits_to_f32(x) for x in loaded]
+        if plan.with_bias:
+            loaded = [memory.load_global_u32_if(here, bias_ptr + u64(column) * 4) for here, column in zip(inside[0], columns)]
+            biases = [convert.bits_to_f32(x) for x in loaded]
+        if plan.with_c:
+            at_c = [[c_ptr + (u64(token) * c_pitch + u64(column) * size) for column in columns] for token in tokens]
+            addends = [[self.addend(*one) for one in zip(*both)] for both in zip(inside, at_c)]
+        for i, pair in enumerate(pairs):
+            values = self.sums(list(pair), of_rows)
+            if plan.with_alpha:
+                values = [v * convert.bits_to_f32(alpha) for v in values]
+            if plan.has_token_scales:
+                values = [v * of_tokens[i] for v in values]
+            if plan.has_gate:
+                values = [activation.silu(values[0]) * values[1]]
+            for j, value in enumerate(values):
+                if plan.with_bias:
+                    value = convert.add(value, biases[j])
+                if plan.with_c:
+                    value = convert.add(value, addends[i][j])
+                STORES[plan.d_dtype](inside[i][j], d_ptr + at[i][j], value)
 
 
 def finish_for(plan: Int4Plan) -> Callable[..., Any]:
     """The operation `finish(low, high, token, row, ...)`: two sums of one token, of rows `row` and `row` + 8, scaled, added to and stored."""
     steps = _Finish(plan)
-    size = steps.size
-    is_raw = plan.d_dtype == "int32"
 
     @unrolled
     def finish(low: u32, high: u32, token: u32, row: u32, w_ptr: u64, records: u32, d_ptr: u64, d_pitch: u64, bias_ptr: u64, c_ptr: u64,
@@ -76,34 +114,18 @@ def finish_for(plan: Int4Plan) -> Callable[..., Any]:
         Returns:   nothing
         Emulates:  exactly, but for silu
         """
-        columns = [row // 16 * 8 + row % 16] if plan.has_gate else [row, row + 8]
-        inside = [(token < m) & (column < n) for column in columns]
-        at = [u64(token) * d_pitch + u64(column) * size for column in columns]
-        if is_raw:
-            for bits, is_inside, place in zip((low, high), inside, at):
-                memory.store_global_u32_if(is_inside, d_ptr + place, bits)
-            return
-        values = steps.sums([low, high], inside[0], w_ptr, records, row)
-        if plan.with_alpha:
-            values = [v * convert.bits_to_f32(alpha) for v in values]
-        if plan.has_token_scales:
-            scale = convert.bits_to_f32(memory.load_global_u32_if(token < m, token_ptr + u64(token) * 4))
-            values = [v * scale for v in values]
-        if plan.has_gate:
-            values = [activation.silu(values[0]) * values[1]]
-        for value, column, is_inside, place in zip(values, columns, inside, at):
-            if plan.with_bias:
-                bias = memory.load_global_u32_if(is_inside, bias_ptr + u64(column) * 4)
-                value = convert.add(value, convert.bits_to_f32(bias))
-            if plan.with_c:
-                value = convert.add(value, steps.addend(is_inside, c_ptr + (u64(token) * c_pitch + u64(column) * size)))
-            STORES[plan.d_dtype](is_inside, d_ptr + place, value)
+        steps.finish([(low, high)], [token], row, (w_ptr, records, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, m, n))
 
     return finish
 
 
-def store_tile_for(finish: Callable[..., Any]) -> Callable[..., Any]:
+AT_ONCE = 8
+"""Tokens whose scales, and what is added to whose sums, are loaded together."""
+
+
+def store_tile_for(plan: Int4Plan) -> Callable[..., Any]:
     """The operation `store_tile(total, token, row, ...)`: `finish` for all of a thread's sums."""
+    steps = _Finish(plan)
 
     @unrolled
     def store_tile(total: Registers, token: u32, row: u32, w_ptr: u64, records: u32, d_ptr: u64, d_pitch: u64, bias_ptr: u64, c_ptr: u64,
@@ -119,12 +141,60 @@ def store_tile_for(finish: Callable[..., Any]) -> Callable[..., Any]:
         Lanes:     layouts.lanes.wgmma_accumulator
         Emulates:  as `finish`
         """
-        for i in range(len(total) // 2):
-            at = 4 * (i // 2) + i % 2
-            finish(total[at], total[at + 2], token + (8 * (i // 2) + i % 2), row, w_ptr, records, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch,
-                   token_ptr, alpha, m, n)  # fmt: skip
+        more = (w_ptr, records, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, m, n)
+        count = len(total) // 2
+        for first in range(0, count, AT_ONCE):
+            some = range(first, min(first + AT_ONCE, count))
+            pairs = [(total[4 * (i // 2) + i % 2], total[4 * (i // 2) + i % 2 + 2]) for i in some]
+            steps.finish(pairs, [token + (8 * (i // 2) + i % 2) for i in some], row, more)
 
     return store_tile
+
+
+def sums_at_once(plan: Int4Plan) -> int:
+    """Tokens of a lane that a CTA of a cluster adds up together: so many, or a part of it, that all CTAs' shares are made of such."""
+    return next(count for count in (AT_ONCE, 4, 2, 1) if count == 1 or plan.block_m // 4 % (count * plan.cluster) == 0)
+
+
+def add_some_for(plan: Int4Plan, pitch: int) -> Callable[..., Any]:
+    """The operation `add_some(partial, first, token, row, ...)`: `finish` for `sums_at_once` tokens, whose sums a cluster's CTAs share.
+
+    `pitch` bytes lie between a thread's partial sums.
+    """
+    steps, load = _Finish(plan), memory.load_cluster_u32 if plan.is_whole else memory.load_cluster_f32
+    count, sharers = sums_at_once(plan), plan.cluster
+
+    @unrolled
+    def add_some(partial: u32, first: u32, token: u32, row: u32, w_ptr: u64, records: u32, d_ptr: u64, d_pitch: u64, bias_ptr: u64, c_ptr: u64,
+                 c_pitch: u64, token_ptr: u64, alpha: u32, m: u32, n: u32) -> None:  # fmt: skip
+        """ld.shared::cluster - partial sums of all CTAs of the cluster, added in rank order, finished and stored.
+
+        All are loaded before the first is added to: they come from other multiprocessors, some hundred cycles away.
+
+        PTX:       ISA 9.0, "ld", ".shared::cluster"; sm_90+
+        Scope:     thread
+        Args:      partial          u32  shared address of this thread's first partial sum
+                   first            u32  the first of the lane's tokens, which others follow at the distance of the cluster's CTAs
+                   token, row       u32  this lane's first token and row
+                   w_ptr, records, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, m, n  as of `finish`
+        Returns:   nothing
+        Lanes:     layouts.lanes.wgmma_accumulator
+        Emulates:  as `finish`
+        """
+        of_ranks = [thread.mapa(partial, u32(rank)) for rank in range(sharers)]
+        which = [first + i * sharers for i in range(count)]
+        places = [(i // 2 * 4 + i % 2 + 2 * half) * pitch for i in which for half in (0, 1)]
+        loaded = [[load(base + place) for base in of_ranks] for place in places]
+        sums = []
+        for parts in loaded:
+            total = parts[0]
+            for part in parts[1:]:
+                total = total + part
+            sums.append(total if plan.is_whole else convert.f32_to_bits(total))
+        more = (w_ptr, records, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, m, n)
+        steps.finish(list(zip(sums[::2], sums[1::2])), [token + (i // 2 * 8 + i % 2) for i in which], row, more)
+
+    return add_some
 
 
 @unrolled

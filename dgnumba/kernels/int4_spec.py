@@ -13,6 +13,9 @@ from ..layouts.smem import SmemMap
 from ..xp import address
 from .spec import Built
 
+MOST_AT_ONCE = 128
+"""Tokens whose sums of one record find registers beside their totals."""
+
 
 @dataclass(frozen=True)
 class Int4Plan:
@@ -58,7 +61,10 @@ class Int4Plan:
     def name(self) -> str:
         """A short name that says every choice: `16x128x256 s5 split2 bfloat16 int4_g128 float16`."""
         split = (
-            f" split{self.split}" * (self.split > 1) + f" tail{self.tail}" * (self.tail > 1) + " widen" * self.widen + " fold" * self.fold
+            f" split{self.split}" * (self.split > 1)
+            + f" tail{self.tail}" * (self.tail > 1)
+            + " widen" * self.widen
+            + " fold" * self.fold
             + " f16sums" * self.f16_sums
         )
         zeros = f" {self.zeros[:3]}zero" if self.zeros != "none" else ""
@@ -99,6 +105,11 @@ class Int4Plan:
     def cluster(self) -> int:
         """CTAs of a cluster."""
         return max(self.split, self.tail)
+
+    @property
+    def turns(self) -> int:
+        """Parts of a tile's tokens that use one set of accumulators in turn, record by record: two halves where all would find no registers."""
+        return 2 if self.block_m > MOST_AT_ONCE and not self.fold and not self.f16_sums and not self.is_whole else 1
 
     @property
     def operand_power(self) -> int:

@@ -19,7 +19,7 @@ from .._numba import device_function
 from ..dtypes import DTYPES
 from ..integers import u32, u64
 from ..ptx import convert, cp_async, fragment, memory
-from .int4_finish import finish_for, store_tile_for
+from .int4_finish import store_tile_for
 from .int4_spec import Int4Plan
 from .int4_stage import table_word_for
 from .sm80_int4_gemm_rules import smem, threads
@@ -44,7 +44,7 @@ def build(plan: Int4Plan) -> Built:
     PAIRS = 1 if BLOCK_M >= 16 else 0
     ACC = BLOCK_M // 2
     stage_product, table_word = stage_for(plan), table_word_for(plan)
-    store_tile = store_tile_for(finish_for(plan))
+    store_tile = store_tile_for(plan)
     zeros, bits_of = (fragment.zero_s32, convert.forget) if plan.is_whole else (fragment.zero, fragment.bits)
 
     @device_function

@@ -7,7 +7,8 @@
     multiprocessor  || alone, || tensor, issue || ||, as warpgroups share the tensor cores and the schedulers, but not their waiting; the inner
                     norm is low, between a sum and the larger: what is issued beside products slows these (bench/NOTES.md):
         alone       of one warpgroup: products, their way through the pipe, and the unpacking that they do not hide. The first record of a
-                    stage hides behind nothing, so that stages of several records take less
+                    stage hides behind nothing, so that stages of several records take less. By halves of the tokens a record is unpacked once,
+                    and products go through the pipe twice
         tensor      products of all warpgroups
         issue       unpacking, promotion and a stage's barriers of all warpgroups, in the slots of the schedulers
     port            bytes of weights and tokens into one multiprocessor
@@ -106,6 +107,7 @@ class Work(NamedTuple):
     warpgroups      that consume
     tokens, wgmmas  columns of one wgmma, and how many a record takes, in units of half a cycle a column
     accumulators    registers of a thread that are promoted for a record
+    turns           in which its products are issued, and waited for: 2 by halves of the tokens
     is_folded       1 where scales are folded into the weights, else 0
     groups          of a record
     record_bytes    of weights and tokens that one CTA loads for a record of all warpgroups
@@ -124,6 +126,7 @@ class Work(NamedTuple):
     tokens: Array
     wgmmas: Array
     accumulators: Array
+    turns: Array
     is_folded: Array
     groups: Array
     record_bytes: Array
@@ -136,7 +139,7 @@ class Work(NamedTuple):
 
 
 def work_of(plan: Int4Plan, problem: Int4Problem, device: Device, tiles: int, accumulators: int) -> Work:
-    """The work of a plan that has `tiles` tiles, and `accumulators` registers for a record's sums."""
+    """The work of a plan that has `tiles` tiles, and `accumulators` registers for a record's sums, in each of its turns."""
     is_shared, size = plan.cluster > 1, problem.a_dtype.itemsize
     slots = tiles if plan.split > 1 else max(1, device.num_sms // plan.tail) * plan.tail
     whole, left = divmod(tiles, slots)
@@ -152,7 +155,8 @@ def work_of(plan: Int4Plan, problem: Int4Problem, device: Device, tiles: int, ac
         warpgroups=warpgroups,
         tokens=plan.block_m,
         wgmmas=4 * size * passes,
-        accumulators=accumulators,
+        accumulators=accumulators * plan.turns,
+        turns=plan.turns,
         is_folded=int(plan.fold),
         groups=plan.record.groups,
         record_bytes=plan.record.nbytes * warpgroups + tokens * 128 * size,
@@ -170,7 +174,7 @@ def microseconds(work: Work, c: Int4Constants = CONSTANTS) -> Array:
     unpack = np.take((c.unpack_wide, c.unpack_e4m3, c.unpack_bytes), work.order) + work.is_folded * c.fold * (1 + work.groups / 8)
     promotion = work.accumulators * np.take((c.promotion_wide, c.promotion_e4m3, c.promotion_bytes, c.promotion_rows), work.promotion)
     tensor = np.maximum(work.tokens / 2, c.wgmma_floor) * work.wgmmas
-    products, first = tensor + c.latency, 1 / work.stage_records
+    products, first = tensor + work.turns * c.latency, 1 / work.stage_records
     alone = first * (products + unpack) + (1 - first) * np.maximum(products, unpack) + promotion
     issue = unpack + promotion + first * c.stage
     sharing = c.sharing + (c.fold_sharing - c.sharing) * work.is_folded * np.minimum(work.tokens / 128, 1)
@@ -187,5 +191,5 @@ def _norm(exponent: Array, *parts: Array) -> Array:
 
 
 def price(plan: Int4Plan, problem: Int4Problem, device: Device, tiles: int, accumulators: int, c: Int4Constants = CONSTANTS) -> float:
-    """Microseconds of a plan that has `tiles` tiles, and `accumulators` registers for a record's sums."""
+    """Microseconds of a plan that has `tiles` tiles, and `accumulators` registers for a record's sums, in each of its turns."""
     return float(microseconds(work_of(plan, problem, device, tiles, accumulators), c))

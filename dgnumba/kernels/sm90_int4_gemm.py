@@ -6,11 +6,13 @@ Roles:     one thread of the last warp: producer (bulk copies of records, TMA of
 Barriers:  full[stage]   1 arrival + bytes of W, A, SFA            producer -> consumers
            empty[stage]  1 arrival per consumer warp               consumers -> producer
            named 1       everyone, once: the barriers are initialised; the producer does not wait
-           named 2       the consumers, once, where codes become e4m3 by tables: these are written; and where CTAs share a tile: none reads the
-                         ring any more, whose place their partial sums take
+           named 2       the consumers, once, where codes become e4m3 by tables: these are written;
+                         and where CTAs share a tile: none reads the ring any more, whose place their partial sums take
 Tile:      for each stage, for each record: fence -> wgmmas of all groups -> unpack the next record meanwhile -> wait -> total += scales * acc;
            with `fold` the weights are scaled as they are unpacked, and total is what the wgmmas add to; with `f16_sums` acc and total are
            float16 (`int4_f16_sums`)
+Halves:    of more than 128 tokens that are neither folded nor summed in float16 each half's products take the same accumulators in turn
+           (`int4_halves`): unpacked once
 Split:     SPLIT CTAs of a cluster share a tile, each a range of K; their sums meet in distributed shared memory and are added in rank
            order, so that a result has the same bits every run
 Tail:      with TAIL of 2 CTAs take whole tiles while there is one for each, then pairs of them share what is left, as with a split: a last round
@@ -31,8 +33,9 @@ from ..integers import u32, u64
 from ..layouts.descriptors import TensorMap, low_word
 from ..ptx import barrier, convert, fragment, mbarrier, memory, thread, tma
 from .int4_f16_sums import RECORDS_OF_A_SUM, add_sums, f16_stage_for, first_fragments_for
-from .int4_finish import finish_for, store_partial, store_tile_for
+from .int4_finish import add_some_for, store_partial, store_tile_for, sums_at_once
 from .int4_fold import folded_stage_for
+from .int4_halves import halved_stage_for
 from .int4_spec import Int4Plan
 from .int4_stage import stage_for, table_word_for
 from .pipeline import FULL_ARRIVALS, Slot, empty_arrivals, next_slot
@@ -58,12 +61,12 @@ def build(plan: Int4Plan) -> Built:
     STAGE_BYTES = W_BYTES + A_BYTES + (BLOCK_M * 4 * RECORDS if HAS_SFA else 0)
     EMPTY_ARRIVALS = empty_arrivals(CONSUMER_WARPS, 1)
     ACC, PAIRS = BLOCK_M // 2, BLOCK_M // 4
-    stage_product, table_word = (folded_stage_for if plan.fold else stage_for)(plan), table_word_for(plan)
+    product_for = folded_stage_for if plan.fold else halved_stage_for if plan.turns > 1 else stage_for
+    stage_product, table_word = product_for(plan), table_word_for(plan)
     # of float16 sums: 2^8 / ratio, by its bits, is what the operands' power and the ratio of scales leave to be taken off
     f16_stage, first_fragments = f16_stage_for(plan), first_fragments_for(plan)
     STAGES_OF_A_SUM, RATIO_AGAIN = RECORDS_OF_A_SUM // RECORDS, u32((2 * 127 + plan.operand_power) << 23)
-    finish = finish_for(plan)
-    store_tile = store_tile_for(finish)
+    store_tile, add_some, ADDED = store_tile_for(plan), add_some_for(plan, CONSUMERS * 4), sums_at_once(plan) * SHARERS
     zeros, bits_of = (fragment.zero_s32, convert.forget) if plan.is_whole else (fragment.zero, fragment.bits)
 
     @device_function
@@ -134,26 +137,6 @@ def build(plan: Int4Plan) -> Built:
         barrier.sync(2, CONSUMERS)
 
     @device_function
-    def sum_of(partial, register):  # type: ignore[no-untyped-def]
-        """One register of all CTAs of the cluster, in rank order; its bits."""
-        at = partial + register * (CONSUMERS * 4)
-        total = memory.load_cluster_f32(thread.mapa(at, u32(0)))
-        for rank in range(1, SHARERS):
-            total = total + memory.load_cluster_f32(thread.mapa(at, u32(rank)))
-        return convert.f32_to_bits(total)
-
-    @device_function
-    def whole_sum_of(partial, register):  # type: ignore[no-untyped-def]
-        """The same of integers."""
-        at = partial + register * (CONSUMERS * 4)
-        total = memory.load_cluster_u32(thread.mapa(at, u32(0)))
-        for rank in range(1, SHARERS):
-            total = total + memory.load_cluster_u32(thread.mapa(at, u32(rank)))
-        return total
-
-    summed = whole_sum_of if plan.is_whole else sum_of
-
-    @device_function
     def add_up(tile, m_blocks, w_ptr, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, smem, m, n, records):  # type: ignore[no-untyped-def]
         """Add the partial sums of all CTAs of the cluster: each takes every so many-th token."""
         tid = u32(cuda.threadIdx.x)
@@ -161,16 +144,13 @@ def build(plan: Int4Plan) -> Built:
         partial = smem + PARTIAL + tid * 4
         i = thread.cluster_ctarank()
         while i < ACC // 2:
-            at = i // 2 * 4 + i % 2
-            low, high = summed(partial, at), summed(partial, at + 2)
-            to = token + i // 2 * 8 + i % 2
-            finish(low, high, to, row, w_ptr, records, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, m, n)
-            i += SHARERS
+            add_some(partial, i, token, row, w_ptr, records, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, m, n)
+            i += ADDED
 
     @device_function
     def share_out(bits, tile, m_blocks, w_ptr, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, smem, m, n, records):  # type: ignore[no-untyped-def]
         """The cluster's sums of a tile, its last: each CTA's own to where all see them, then all of them added."""
-        barrier.sync(2, CONSUMERS)
+        barrier.sync(2, CONSUMERS)  # the last stages have been read: of others' rows, too
         # NOTE: the producers have exited by then, or will: who has exited is not waited for (PTX ISA 9.0, "barrier.cluster").
         store_partial(bits, smem + PARTIAL + u32(cuda.threadIdx.x) * 4, CONSUMERS * 4)
         barrier.cluster_arrive()

@@ -14,14 +14,14 @@ from ..integers import u32, u64
 from ..layouts.descriptors import TensorMap
 from ..layouts.smem import SmemMap
 from ..xp import address
-from .int4_spec import Int4Plan, address_or_0
+from .int4_spec import MOST_AT_ONCE, Int4Plan, address_or_0
 from .sm90_int4_cost import price
 from .spec import Built, Rule, first_broken, most_stages
 
 NAME = "sm90_int4_gemm"
 
 BLOCK_MS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-BLOCK_NS, RECORD_COUNTS, SPLITS, TAILS = (64, 128, 192, 256), (1, 2, 4), (1, 2, 4, 8), (1, 2)
+BLOCK_NS, RECORD_COUNTS, SPLITS, TAILS = (64, 128, 256), (1, 2, 4), (1, 2, 4, 8), (1, 2)
 MIN_STAGES, MAX_STAGES = 2, 12
 
 A_DTYPES = ("bfloat16", "float16", "float8_e4m3fn", "int8")
@@ -57,12 +57,20 @@ def refused_types(problem: Int4Problem) -> str | None:
 
 
 def accumulators(plan: Int4Plan) -> int:
-    """Registers a thread that a record's sums take beside the total: none where that is what is added to."""
+    """Registers a thread that a record's sums take beside the total: none where that is what is added to, by halves of the tokens half as many."""
     if plan.is_whole or plan.fold:
         return 0
     if plan.f16_sums:
         return plan.block_m // 4 * plan.record.groups
-    return plan.block_m // 2 * plan.record.groups * (2 if plan.zeros == "float" else 1)
+    return plan.block_m // 2 // plan.turns * plan.record.groups * (2 if plan.zeros == "float" else 1)
+
+
+def fragments_fit(plan: Int4Plan) -> bool:
+    """Whether the fragments of a stage's records find registers: those of the next record are made while one's are multiplied."""
+    if plan.turns > 1 and plan.records > 1:
+        has_room = plan.block_m <= 192 and plan.record.groups == 1 and plan.zeros != "float" and plan.block_n == 128
+        return has_room and plan.records == 2 and plan.a_dtype == "float8_e4m3fn"
+    return plan.turns > 1 or plan.block_m * plan.records <= (64 if plan.block_n == 256 else 256)
 
 
 def sums_fit(plan: Int4Plan) -> bool:
@@ -82,9 +90,13 @@ def sums_fit(plan: Int4Plan) -> bool:
 
 def most_sums(plan: Int4Plan) -> int:
     """Registers a thread that a record's sums and the total have room in."""
+    if plan.block_n == 256:
+        return 64 if plan.records == 1 else 40
     if plan.f16_sums:
-        return 96 if plan.block_n == 192 else 192
-    return 128 if plan.block_n < 256 else 64 if plan.records == 1 else 40
+        return 192
+    if plan.turns > 1:
+        return 192 if DTYPES[plan.a_dtype].itemsize == 1 else 3 * plan.block_m // 4
+    return 128
 
 
 RULES: tuple[Rule, ...] = (
@@ -94,21 +106,20 @@ RULES: tuple[Rule, ...] = (
     ),
     (
         "e4m3 by rows beside int4, of 64 or 128 rows, for sums in float16 that scales and K leave in its range",
-        lambda plan, problem: not plan.f16_sums or problem.may_sum_f16 and plan.block_n <= 192,
+        lambda plan, problem: not plan.f16_sums or problem.may_sum_f16 and plan.block_n <= 128,
     ),
-    ("sums in float16 for 192 rows", lambda plan, _: plan.block_n != 192 or plan.f16_sums),
     (f"BLOCK_M of {BLOCK_MS}", lambda plan, _: plan.block_m in BLOCK_MS),
     (f"BLOCK_N of {BLOCK_NS}", lambda plan, _: plan.block_n in BLOCK_NS),
     (f"{RECORD_COUNTS} records a stage", lambda plan, _: plan.records in RECORD_COUNTS),
     (f"a split over {SPLITS} CTAs", lambda plan, _: plan.split in SPLITS),
     (
-        f"a tail of {TAILS}, of 64 to 192 rows and without a split",
-        lambda plan, _: plan.tail in TAILS and (plan.tail == 1 or plan.split == 1 and plan.block_n <= 192),
+        f"a tail of {TAILS}, of 64 or 128 rows and without a split",
+        lambda plan, _: plan.tail in TAILS and (plan.tail == 1 or plan.split == 1 and plan.block_n <= 128),
     ),
     ("two stages or more, one to fill while the other is used", lambda plan, _: plan.num_stages >= 2),
     (
         "fragments of all records of a stage in the registers: fewer records for more tokens",
-        lambda plan, _: plan.block_m * plan.records <= {192: 192, 256: 64}.get(plan.block_n, 256),
+        lambda plan, _: fragments_fit(plan),
     ),
     (
         "accumulators of all groups of a record in the registers",
@@ -148,14 +159,9 @@ def producer_threads(plan: Int4Plan) -> int:
     return 128 if plan.block_n >= 128 else 32
 
 
-def is_tight(plan: Int4Plan) -> bool:
-    """Whether consumers take all registers that they can get."""
-    return plan.block_n == 192 or plan.f16_sums and plan.block_m > 128 and plan.block_n == 128
-
-
 def producer_registers(plan: Int4Plan) -> int:
     """What a producer thread keeps where there are four warps of them: no more than it needs, where consumers take all they can get."""
-    return 24 if is_tight(plan) else 40
+    return 24 if plan.block_m > MOST_AT_ONCE and not plan.fold and not plan.is_whole else 40
 
 
 def consumer_registers(plan: Int4Plan) -> int:
@@ -163,7 +169,7 @@ def consumer_registers(plan: Int4Plan) -> int:
 
     NOTE: what all hold after that must have been there at entry, else the kernel waits for ever: 168 for each of 384 threads, 96 of 640.
     """
-    return 240 if is_tight(plan) and plan.block_n == 128 else {64: 240, 128: 232, 192: 160, 256: 104}[plan.block_n]
+    return 240 if plan.block_n == 128 and producer_registers(plan) == 24 else {64: 240, 128: 232, 256: 104}[plan.block_n]
 
 
 def threads(plan: Int4Plan) -> int:
@@ -301,8 +307,8 @@ def bind(plan: Int4Plan, laid: Any) -> tuple[Any, ...]:
     sfa = TensorMap.of(laid.sfa.T, (plan.block_m, plan.records)) if plan.has_block_scales else blocks
     return (
         blocks, sfa, u64(address(laid.w)), u64(address(laid.d)), u64(laid.d.strides[0]), u64(address_or_0(laid.bias)), u64(address_or_0(laid.c)),
-        u64(0 if laid.c is None else laid.c.strides[0]), u64(address_or_0(laid.token_scales)), u32(laid.alpha_bits), u32(laid.ratio_bits), u32(problem.m),
-        u32(problem.n), u32(problem.tiles), u32(problem.records),
+        u64(0 if laid.c is None else laid.c.strides[0]), u64(address_or_0(laid.token_scales)), u32(laid.alpha_bits), u32(laid.ratio_bits),
+        u32(problem.m), u32(problem.n), u32(problem.tiles), u32(problem.records),
     )  # fmt: skip
 
 

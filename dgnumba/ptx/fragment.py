@@ -208,6 +208,34 @@ def promote_columns(total: Fragment, acc: Fragment, columns: Fragment, row: f32)
     return tuple(fma(scales[2 * (i // 4) + i % 2], acc[i], total[i]) for i in range(len(acc)))
 
 
+@unrolled(emulate=lambda registers, first, count: Held(registers.values[int(first) : int(first) + int(count)].copy()))
+def part(registers: Fragment, first: Imm, count: Imm) -> Fragment(lambda sizes: sizes["count"]):
+    """part - some of a fragment's registers, neighbours: of an accumulator those of some columns. No instruction.
+
+    PTX:       none
+    Scope:     thread
+    Args:      registers  fragment
+               first      constant: the first of them
+               count      constant: how many
+    Returns:   a fragment of `count`
+    Emulates:  exactly
+    """
+    return tuple(registers[first : first + count])
+
+
+@unrolled(emulate=lambda first, second: Held(np.concatenate([first.values, second.values])))
+def join(first: Fragment, second: Fragment) -> Fragment(lambda sizes: sizes["first"] + sizes["second"]):
+    """join - the registers of two fragments as one. No instruction.
+
+    PTX:       none
+    Scope:     thread
+    Args:      first, second  fragments
+    Returns:   a fragment as long as both
+    Emulates:  exactly
+    """
+    return tuple(first) + tuple(second)
+
+
 @unrolled(emulate=lambda registers: tuple(u32(int(x)) for x in registers.values.view(np.uint32)))
 def bits(registers: Fragment) -> Registers(lambda sizes: sizes["registers"]):
     """mov.b32 - the bits of float32 registers.

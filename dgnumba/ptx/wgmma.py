@@ -183,7 +183,9 @@ def mma_rs_f16_for(a_dtype: str, b_dtype: str, *, b: SmemDescriptor) -> Callable
     a_dtype, b_dtype  "float8_e4m3fn" or "float8_e5m2"
     """
     types = f"{DTYPES[a_dtype].ptx}.{DTYPES[b_dtype].ptx}"
-    text = _prologue({"b": b}) + f" wgmma.mma_async.sync.aligned.m64n{{acc.columns_f16}}k32.f16.{types} {{acc}}, {{frag_a}}, b, p, 1, 1; }}}}"
+    text = (
+        _prologue({"b": b}) + f" wgmma.mma_async.sync.aligned.m64n{{acc.columns_f16}}k32.f16.{types} {{acc}}, {{frag_a}}, b, p, 1, 1; }}}}"
+    )
 
     @op(text, scope=WARPGROUP, tied="acc", name="wgmma.mma_rs_f16")
     def mma(acc: Registers, frag_a: Registers, desc_b: u32, accumulate: Imm) -> Registers:

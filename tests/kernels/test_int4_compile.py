@@ -6,12 +6,13 @@ import pytest
 from kernels.int4_products import H200, INT4, INT4_GEMV
 
 from dgnumba import _numba
-from dgnumba.assemble import find_ptxas, ptxas
+from dgnumba.assemble import find_ptxas, find_tool, ptxas
 from dgnumba.dtypes import DTYPES
 from dgnumba.int4_plan import choose_int4
 from dgnumba.int4_problem import Int4Problem
 from dgnumba.kernels.int4_spec import Int4Plan
 from dgnumba.kernels.sm90_int4_gemm_rules import consumer_registers, producer_registers
+from dgnumba.profile import disassemble
 
 pytestmark = pytest.mark.skipif(not _numba.HAVE_NUMBA_CUDA or find_ptxas() is None, reason="needs numba-cuda and ptxas")
 
@@ -51,22 +52,32 @@ SPREAD = [
     plan(128, 128, 2, tail=2),  # two loops over stages
     plan(128, 128, 1, tail=2, a_dtype="int8", with_bias=True),
     plan(16, 256, 2, a_dtype="float8_e4m3fn", zeros="integer", group=64),  # the most that is held beside tables of e4m3
+    plan(256, 128, 1, a_dtype="float8_e4m3fn"),  # by halves of the tokens, with scales of each
+    plan(256, 128, 1, 2, a_dtype="float8_e4m3fn", a_by_row=True, zeros="integer"),
+    plan(256, 128, 1, a_dtype="int8", tail=2, with_bias=True, with_c=True),
+    plan(256, 128, 1),
+    plan(192, 128, 2, a_dtype="float8_e4m3fn"),
 ]
 
 
 def expected_wgmma(chosen):
-    """Steps of 32 bytes of K; twice as many where a step holds two groups, or tokens are summed too."""
-    steps = 4 * DTYPES[chosen.a_dtype].itemsize
+    """Steps of 32 bytes of K, for each half of more than 128 tokens; twice as many where a step holds two groups, or tokens are summed too."""
+    steps = 4 * DTYPES[chosen.a_dtype].itemsize * chosen.turns
     halves = 2 if chosen.group == 16 and steps == 4 else 1
     passes = 2 if chosen.tail > 1 else 1  # whole tiles, then a share of one
     return chosen.records * steps * halves * (2 if chosen.zeros == "float" else 1) * passes
+
+
+def products_in(cubin):
+    """wgmmas of a plan's machine code; None where nothing here reads it. ptxas may drop what it takes for unused, as it once did (`int4_halves`)."""
+    return len(re.findall(r"\b[QHI]GMMA\.", disassemble(cubin))) if find_tool("nvdisasm") or find_tool("cuobjdump") else None
 
 
 def problems_with(chosen, ptx, cubin):
     """What is wrong with a compiled plan; empty when nothing is."""
     body, threads = re.sub(r"//.*", "", ptx), INT4.threads(chosen)
     found = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+k\d+)\.(\w+)\.", body)
-    shape = f"m64n{chosen.block_m}k{32 // DTYPES[chosen.a_dtype].itemsize}", "s32" if chosen.a_dtype == "int8" else "f32"
+    shape = f"m64n{chosen.block_m // chosen.turns}k{32 // DTYPES[chosen.a_dtype].itemsize}", "s32" if chosen.a_dtype == "int8" else "f32"
     rules = {
         f"{cubin.spill_stores + cubin.spill_loads} bytes spilled": cubin.spill_stores + cubin.spill_loads == 0,
         f"{cubin.local_bytes} bytes of local memory": cubin.local_bytes == 0,
@@ -76,6 +87,7 @@ def problems_with(chosen, ptx, cubin):
         ),
         f"{len(found)} wgmmas, expected {expected_wgmma(chosen)}": len(found) == expected_wgmma(chosen),
         f"shapes {set(found)}, expected {shape}": set(found) == {shape},
+        f"{products_in(cubin)} products left by ptxas of {len(found)}": products_in(cubin) in (None, len(found)),
         "waits for the grids before it, or its rules say so": ("griddepcontrol.wait" in body) == INT4.WAITS,
         f"its plan says pdl={chosen.pdl}, the PTX otherwise": ("griddepcontrol.launch_dependents" in body) == chosen.pdl,
         "float64 in the PTX": not re.search(r"\.f64\b", body),
@@ -88,8 +100,8 @@ def problems_with(chosen, ptx, cubin):
 
 def test_registers_that_move_were_there():
     """A consumer that asks for more than the producers gave waits for ever."""
-    for block_n in (128, 256):
-        chosen = plan(8, block_n)
+    for block_m, block_n in ((8, 128), (8, 256), (256, 128)):
+        chosen = plan(block_m, block_n)
         held = 2 * block_n * consumer_registers(chosen) + 128 * producer_registers(chosen)
         assert INT4.threads(chosen) == 2 * block_n + 128 and held <= INT4.threads(chosen) * REGISTERS[INT4.threads(chosen)]
 

@@ -16,6 +16,18 @@ TAILS = [
 ]
 """CTAs that take whole tiles, and share those of the last round where these are few."""
 
+HALVES = [
+    Int4Product(BY_ROW, "int4_g128", 190, 70, 300, (192, 64, 1, 2, 1)),  # past the last token of the second half
+    Int4Product(
+        E4M3, "int4_g128", 197, 66, 500, (192, 128, 2, 2, 1), 1
+    ),  # scales of each half's tokens; two records a stage; two tiles of one CTA
+    Int4Product(INT8, "int4_g128", 250, 70, 300, (256, 64, 1, 2, 2), 132, "bfloat16", True, True),  # a split
+    Int4Product(BF16, "uint4_g128", 180, 64, 256, (192, 64, 1, 2, 1)),  # two blocks of 128 bytes a record, integer zero points
+    Int4Product(E4M3, "uint4_g128", 140, 40, 384, (256, 64, 1, 2, 1)),  # tables of zero points, a half with few tokens
+    Int4Product(F16, "int4_g128", 130, 70, 256, (192, 64, 1, 2, 1), 2, tail=2),  # one tile for each CTA of a pair
+]
+"""More than 128 tokens: a record is multiplied by halves of them."""
+
 CASES = [
     Int4Product(BF16, "int4_g128", 1, 1, 1, (8, 64, 1, 2, 1)),  # one element
     Int4Product(BF16, "int4_g128", 9, 66, 520, (8, 64, 1, 3, 1), 1),  # four tiles of one CTA, the ring goes round
@@ -61,10 +73,11 @@ CASES = [
     Int4Product(BF16, "nvfp4", 7, 66, 130, (8, 64, 1, 2, 1), fold=True),
     Int4Product(F16, "int4_row", 9, 40, 256, (16, 64, 1, 2, 1), 132, "float16", has_gate=True, fold=True),
     *TAILS,
+    *HALVES,
 ]
 
 
-@pytest.mark.parametrize("case", CASES[::2], ids=str)
+@pytest.mark.parametrize("case", CASES[: -len(HALVES) : 2], ids=str)
 def test_awkward_products(case):
     """Every second, under one policy each, by turns: the full run takes all under both."""
     case.run(INT4, ("eager", "late")[CASES.index(case) // 2 % 2])
@@ -73,6 +86,11 @@ def test_awkward_products(case):
 @pytest.mark.parametrize("case", TAILS, ids=str)
 def test_the_last_round_shared(case):
     case.run(INT4, ("late", "eager")[TAILS.index(case) % 2])
+
+
+@pytest.mark.parametrize("case", HALVES, ids=str)
+def test_halves_of_the_tokens(case):
+    case.run(INT4, ("late", "eager")[HALVES.index(case) % 2])
 
 
 @pytest.mark.full

@@ -57,6 +57,7 @@ IMMEDIATE = {
     "fragment.zero": "8",
     "fragment.zero_u32": "8",
     "fragment.undefined": "8",
+    "fragment.part": "4",
     "fragment.zero_s32": "4",
     "fragment.undefined_s32": "4",
     "wgmma.wait_s32": "1",

@@ -93,6 +93,8 @@ GOLDEN = {
     "fragment.promote_both": rf"mul\.(?:rn\.)?f32 {F}, {F}, {F};",
     "fragment.promote_s32": rf"cvt\.rn\.f32\.s32 {F}, {R};",
     "fragment.undefined": r"",
+    "fragment.part": r"",
+    "fragment.join": r"",
     "fragment.zero_s32": r"",
     "fragment.undefined_s32": r"",
     "fragment.zero": r"",

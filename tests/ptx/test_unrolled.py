@@ -182,6 +182,22 @@ def test_the_bits_of_a_fragment(rng):
     assert found == [values.view(np.uint32).tolist()] * 2
 
 
+def test_a_fragment_in_two_parts(rng):
+    """Registers by their place, untouched: a part from the middle, and two parts as one again."""
+    values, found = random_registers(rng, 24), []
+
+    def kernel():
+        for part, join in ((fragment.part, fragment.join), (fragment.part.operation.body, fragment.join.operation.body)):
+            held = Held(values)
+            found.append([np.float32(x) for x in part(held, 4, 12)])
+            found.append([np.float32(x) for x in join(part(held, 0, 16), part(held, 16, 8))])
+
+    emu.run(kernel, 1, 1, ())
+    for some, all_of_them in (found[:2], found[2:]):
+        assert_bits_equal(np.array(some), values[4:16])
+        assert_bits_equal(np.array(all_of_them), values)
+
+
 def test_accumulators_that_begin_with_nothing_or_zero():
     found = []
 

@@ -90,6 +90,7 @@ def rows_of(ours: Ours, others: Callable[[int], dict[str, Call]], m: int, flush:
                 "kernel": plan.kernel, "plan": plan.name, "chosen": i == 0, "floor_us": round(problem.bytes / notes.copied, 3),
                 "estimate": int4_kernel_named(plan.kernel).estimate(plan, problem, ours.device),
                 "choices": [plan.block_m, plan.block_n, plan.records, plan.split, plan.num_stages], "fold": plan.fold, "tail": plan.tail,
+                "f16_sums": plan.f16_sums,
             })  # fmt: skip
         show(rows[-len(by_plan) :])
     return rows

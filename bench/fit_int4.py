@@ -34,7 +34,7 @@ START = Int4Constants(
 
 FREE = tuple(
     "launch split exchange tile store wgmma_floor latency stage unpack_wide unpack_e4m3 unpack_bytes promotion_e4m3 promotion_bytes "
-    "promotion_rows memory_share fold fold_sharing sharing".split()
+    "promotion_rows promotion_f16 pipes_f16 memory_share fold fold_sharing sharing".split()
 )
 """What is fitted."""
 
@@ -79,10 +79,12 @@ def read(path: Path = RESULTS) -> Sweep:
         form, scale = row["format"].split()
         group, may_fold = int(form.split("_g")[1]), key in folded
         kind, by_row = row["activation"].removesuffix("_row"), row["activation"].endswith("_row")
-        problem = Int4Problem(row["m"], row["n"], row["k"], kind, "int4", "bfloat16", group, scale, may_fold=may_fold, a_by_row=by_row)
+        problem = Int4Problem(row["m"], row["n"], row["k"], kind, "int4", "bfloat16", group, scale, may_fold=may_fold, a_by_row=by_row,
+                              may_sum_f16=by_row)  # fmt: skip
         block_m, block_n, records, split, stages = row["choices"]
         choices = {"block_m": block_m, "block_n": block_n, "records": records, "split": split, "num_stages": stages}
-        plans.append(Int4Plan.of(problem, rules.NAME, fold=row.get("fold", False), tail=row.get("tail", 1), **choices))
+        plans.append(Int4Plan.of(problem, rules.NAME, fold=row.get("fold", False), tail=row.get("tail", 1),
+                                 f16_sums=row.get("f16_sums", False), **choices))  # fmt: skip
         problems.append(problem)
         us.append(row["us"])
     work = [work_of(p, q, device, rules.count_tiles(p, q), rules.accumulators(p)) for p, q in zip(plans, problems)]
@@ -97,7 +99,7 @@ def regrets(sweep: Sweep, constants: Int4Constants = CONSTANTS) -> Regrets:
     found: Regrets = {}
     for problem, tried in rows.items():
         # as `choose_int4` has it: a plan that rounds weights must be cheaper by more than a little
-        _, us, chosen = min(tried, key=lambda row: row[0] * (ROUNDING if row[2].fold else 1))
+        _, us, chosen = min(tried, key=lambda row: row[0] * (ROUNDING if row[2].fold or row[2].f16_sums else 1))
         _, least, fastest = min(tried, key=lambda row: row[1])
         found[problem] = us / least, chosen, fastest
     return found

@@ -28,6 +28,7 @@ _HOME = {
     "get_batch_invariant": "config",
     "get_constant_weights": "config",
     "get_exact_weights": "config",
+    "get_float32_sums": "config",
     "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor": "layouts",
     "get_mn_major_tma_aligned_packed_ue8m0_tensor": "scale_moves",
     "get_mn_major_tma_aligned_tensor": "scale_moves",
@@ -49,6 +50,7 @@ _HOME = {
     "quantize": "casts",
     "set_batch_invariant": "config",
     "set_exact_weights": "config",
+    "set_float32_sums": "config",
     "set_num_sms": "config",
     "set_pdl": "config",
     "set_plans_per_layer": "policy",
@@ -88,10 +90,12 @@ if TYPE_CHECKING:
     from .config import get_batch_invariant as get_batch_invariant
     from .config import get_constant_weights as get_constant_weights
     from .config import get_exact_weights as get_exact_weights
+    from .config import get_float32_sums as get_float32_sums
     from .config import get_num_sms as get_num_sms
     from .config import get_pdl as get_pdl
     from .config import set_batch_invariant as set_batch_invariant
     from .config import set_exact_weights as set_exact_weights
+    from .config import set_float32_sums as set_float32_sums
     from .config import set_num_sms as set_num_sms
     from .config import set_pdl as set_pdl
     from .device import Device as Device

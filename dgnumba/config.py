@@ -5,6 +5,7 @@
                           ask for their first weights then
     set_batch_invariant   only plans that give a row of D the same bits whatever the other rows and their number
     set_exact_weights     only plans that round no weight of 4 bits
+    set_float32_sums      only plans whose sums are float32, or int32
 
 A call reads the settings once, when it begins. Threads share them.
 """
@@ -20,13 +21,14 @@ from .errors import ProblemError
 
 
 class Settings(NamedTuple):
-    """What a call reads: as `set_num_sms` (None: all), `set_pdl` (two of them), `set_batch_invariant` and `set_exact_weights` left it."""
+    """What a call reads: as `set_num_sms` (None: all), `set_pdl` (two of them) and the other settings left it, in their order."""
 
     num_sms: int | None = None
     pdl: bool = False
     constant_weights: bool = False
     batch_invariant: bool = False
     exact_weights: bool = False
+    float32_sums: bool = False
 
     def limited(self, device: Device) -> Device:
         """The device with no more multiprocessors than may be used."""
@@ -132,6 +134,22 @@ def set_exact_weights(enabled: bool) -> None:
 def get_exact_weights() -> bool:
     """Whether `set_exact_weights` is on."""
     return _settings.exact_weights
+
+
+def set_float32_sums(enabled: bool) -> None:
+    """Plan, from the next call on, so that all sums are float32, or int32, as they always are but for one kind of product.
+
+    Else a product of float8_e4m3fn activations with a scale for each row and int4 weights without zero points, whose result is bfloat16, may sum in
+    float16, where that is faster (`Int4Plan.f16_sums`): for many tokens. Each sum of 128 columns is rounded four times, each sum of eight such ones
+    eight times: together about half of what bfloat16 then rounds, in the mean; `int4_error_bound` has it. A plan that the caller names is
+    refused if it sums so. On the host, and where batch invariance is on, no sum is float16.
+    """
+    _change(float32_sums=_switch("enabled", enabled))
+
+
+def get_float32_sums() -> bool:
+    """Whether `set_float32_sums` is on."""
+    return _settings.float32_sums
 
 
 def _switch(name: str, value: Any) -> bool:

@@ -65,7 +65,8 @@ def int4_gemm_nt(
         ProblemError, DTypeError: an argument is refused; nothing has been written. UnsupportedError: no GPU, or no kernel for it.
 
     Scales meet float32 sums, so that no weight is rounded; beside 16-bit activations a GPU's plan may fold them into the weights, where that is
-    faster, each rounded to that type (`Int4Plan.fold`, `set_exact_weights`). `int4_error_bound` says how far a result may lie from the exact one.
+    faster, each rounded to that type (`Int4Plan.fold`, `set_exact_weights`), and beside float8_e4m3fn by rows it may sum in float16 for a bfloat16
+    result (`Int4Plan.f16_sums`, `set_float32_sums`). `int4_error_bound` says how far a result may lie from the exact one.
 
     >>> import numpy as np, dgnumba
     >>> w = dgnumba.prepare_int4_weights(dgnumba.quantize(np.full((3, 128), 0.5, np.float32), "int4_g128"), "float16")
@@ -99,9 +100,10 @@ def _where(on: On | None, operands: Int4Operands) -> On:
 
 def _choose(problem: Int4Problem, plan: Int4Plan | None, device: Device, settings: config.Settings) -> Int4Choice:
     """The plan for what may be used of a device."""
+    rules = settings.batch_invariant, settings.exact_weights, settings.float32_sums
     if plan is None:
-        return choose_int4(problem, settings.limited(device), settings.batch_invariant, settings.exact_weights)
-    return validate_int4(plan, problem, settings.limited(device), settings.batch_invariant, settings.exact_weights)
+        return choose_int4(problem, settings.limited(device), *rules)
+    return validate_int4(plan, problem, settings.limited(device), *rules)
 
 
 def _has_work(operands: Int4Operands) -> bool:
@@ -210,6 +212,8 @@ class Int4Explanation:
 
 def _scales_meet(plan: Int4Plan, problem: Int4Problem) -> str:
     """Where scales are multiplied in, and what that rounds."""
+    if plan.f16_sums:
+        return "of weights multiply float16 sums, of 128 columns, and of eight of these (f16_sums): no weight is rounded"
     if not plan.fold:
         return "of weights multiply float32 sums: no weight is rounded"
     off = problem.fold_error

@@ -33,18 +33,22 @@ def int4_kernel_named(name: str) -> Int4Kernel:
 
 
 FOLDS = "folds scales into weights, which rounds these, and exact weights are asked for (set_exact_weights)"
+SUMS_F16 = "sums in float16, and float32 sums are asked for (set_float32_sums)"
 """Why a plan is refused."""
 
 ROUNDING = 1.03
-"""How many times as long a plan may take that rounds no weight, where one that does would take its place."""
+"""How many times as long a plan may take that rounds no weight, and no sum to float16, where one that does would take its place."""
 
 
 @lru_cache(maxsize=4096)
-def choose_int4(problem: Int4Problem, device: Device, batch_invariant: bool = False, exact_weights: bool = False) -> Int4Choice:
+def choose_int4(
+    problem: Int4Problem, device: Device, batch_invariant: bool = False, exact_weights: bool = False, float32_sums: bool = False
+) -> Int4Choice:
     """The plan for a problem on a device: the cheapest of all kernels that take it, `FALLBACK`'s only where no
     other does; `batch_invariant` as of `plan.choose`.
 
-    `exact_weights` leaves out plans that round weights; without it these are chosen where they are cheaper by more than `ROUNDING`.
+    `exact_weights` leaves out plans that round weights, `float32_sums` plans that round sums to float16; without it these are chosen where they are
+    cheaper by more than `ROUNDING`.
 
     Raises:
         UnsupportedError: no kernel takes the problem there; lists each one's reason.
@@ -60,12 +64,12 @@ def choose_int4(problem: Int4Problem, device: Device, batch_invariant: bool = Fa
             refusals[kernel.NAME] = reason
             continue
         plans = [plan for plan in kernel.candidates(problem, device) if not batch_invariant or kernel.is_batch_invariant(plan)]
-        plans = [plan for plan in plans if not (exact_weights and _rounds(plan, problem))]
+        plans = [plan for plan in plans if not (exact_weights and _rounds_weights(plan, problem) or float32_sums and plan.f16_sums)]
         priced += [(kernel, plan, kernel.estimate(plan, problem, device)) for plan in plans]
         if not plans:
             refusals[kernel.NAME] = f"no tile fits {device.smem_per_block} bytes of shared memory a block"
     if priced:
-        priced.sort(key=lambda one: one[2] * (ROUNDING if _rounds(one[1], problem) else 1))
+        priced.sort(key=lambda one: one[2] * (ROUNDING if one[1].f16_sums or _rounds_weights(one[1], problem) else 1))
         kernel, plan, best = priced[0]
         return Int4Choice(plan, kernel, best, len(priced), tuple(one[1:] for one in priced[1:4]))
     if any(reason.startswith("no tile fits") for reason in refusals.values()):
@@ -73,13 +77,18 @@ def choose_int4(problem: Int4Problem, device: Device, batch_invariant: bool = Fa
     raise UnsupportedError(f"no kernel takes {problem} on {device.name}", refusals)
 
 
-def _rounds(plan: Int4Plan, problem: Int4Problem) -> bool:
+def _rounds_weights(plan: Int4Plan, problem: Int4Problem) -> bool:
     """Whether a plan rounds weights of a problem."""
     return plan.fold and problem.fold_error > 0
 
 
 def validate_int4(
-    plan: Int4Plan, problem: Int4Problem, device: Device, batch_invariant: bool = False, exact_weights: bool = False
+    plan: Int4Plan,
+    problem: Int4Problem,
+    device: Device,
+    batch_invariant: bool = False,
+    exact_weights: bool = False,
+    float32_sums: bool = False,
 ) -> Int4Choice:
     """A plan that the caller chose, checked. Raises `PlanError` saying what rules it out."""
     if not isinstance(plan, Int4Plan):
@@ -90,8 +99,10 @@ def validate_int4(
         reason = "lets no grid behind it begin early, as pdl=True says"
     if reason is None and batch_invariant and not kernel.is_batch_invariant(plan):
         reason = VARIES
-    if reason is None and exact_weights and _rounds(plan, problem):
+    if reason is None and exact_weights and _rounds_weights(plan, problem):
         reason = FOLDS
+    if reason is None and float32_sums and plan.f16_sums:
+        reason = SUMS_F16
     if reason is None:
         smem = kernel.smem(plan).launch_bytes
         if smem > device.smem_per_block:

@@ -35,8 +35,8 @@ Array = Any
 ORDERS = {"bits16": 0, "signs": 1, "table": 1, "bytes": 2}
 """How codes lie and become operands: of 16 bits, e4m3, int8. What was measured of e4m3 lies as "signs"."""
 
-PROMOTIONS = ("bits16", "e4m3", "bytes", "rows")
-"""How sums of a record become sums of all: as of the operands, or of e4m3 whose tokens have one scale."""
+PROMOTIONS = ("bits16", "e4m3", "bytes", "rows", "f16")
+"""How sums of a record become sums of all: as of the operands, of e4m3 whose tokens have one scale, or of that in float16, two a register."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class Int4Constants:
     promotion_e4m3   cycles      the same for e4m3, whose tokens have scales of their own: loads, a product, a multiply-add
     promotion_bytes  cycles      the same for int8: a conversion, in the pipe of integers, a multiply-add
     promotion_rows   cycles      the same for e4m3 by rows: a multiply-add
+    promotion_f16    cycles      the same for float16 sums, a register of two
     fold             cycles      of the schedulers for a record's products of weights and scales, 32 instructions, and for a group's scales
     fold_sharing     -           `sharing` where scales are folded and tokens are 128 or more, which fill the time of other warpgroups' waits; of
                                  fewer tokens in proportion between both
@@ -66,6 +67,7 @@ class Int4Constants:
     memory_share     share       of the data sheet's bandwidth that is reached
     norm             -           exponent of the norm in which multiprocessor, port and memory meet
     pipes            -           the same of products and other instructions
+    pipes_f16        -           the same beside products with float16 sums, which leave the registers' ports to others
     sharing          -           the same of these and a warpgroup alone: lower, as warpgroups wait for each other by chance
     """
 
@@ -85,12 +87,14 @@ class Int4Constants:
     promotion_e4m3: float = 3.36
     promotion_bytes: float = 3.03
     promotion_rows: float = 1.98
+    promotion_f16: float = 2.0
     fold: float = 92.3
     fold_sharing: float = 10.2
     port: float = 64.0
     memory_share: float = 0.916
     norm: float = 4.0
     pipes: float = 1.5
+    pipes_f16: float = 3.0
     sharing: float = 3.04
 
 
@@ -108,6 +112,7 @@ class Work(NamedTuple):
     tokens, wgmmas  columns of one wgmma, and how many a record takes, in units of half a cycle a column
     accumulators    registers of a thread that are promoted for a record
     turns           in which its products are issued, and waited for: 2 by halves of the tokens
+    is_f16          1 where sums are float16, else 0: a stage's first record is unpacked behind the stage before, too
     is_folded       1 where scales are folded into the weights, else 0
     groups          of a record
     record_bytes    of weights and tokens that one CTA loads for a record of all warpgroups
@@ -127,6 +132,7 @@ class Work(NamedTuple):
     wgmmas: Array
     accumulators: Array
     turns: Array
+    is_f16: Array
     is_folded: Array
     groups: Array
     record_bytes: Array
@@ -149,7 +155,7 @@ def work_of(plan: Int4Plan, problem: Int4Problem, device: Device, tiles: int, ac
     passes = (2 if plan.zeros == "float" else 1) * (2 if plan.group == 16 and size == 1 else 1)
     return Work(
         order=ORDERS[plan.record.order],
-        promotion=PROMOTIONS.index("rows") if plan.a_by_row else ORDERS[plan.record.order],
+        promotion=PROMOTIONS.index("f16" if plan.f16_sums else "rows") if plan.a_by_row else ORDERS[plan.record.order],
         records=turns * problem.records,
         stage_records=plan.records,
         warpgroups=warpgroups,
@@ -157,6 +163,7 @@ def work_of(plan: Int4Plan, problem: Int4Problem, device: Device, tiles: int, ac
         wgmmas=4 * size * passes,
         accumulators=accumulators * plan.turns,
         turns=plan.turns,
+        is_f16=int(plan.f16_sums),
         is_folded=int(plan.fold),
         groups=plan.record.groups,
         record_bytes=plan.record.nbytes * warpgroups + tokens * 128 * size,
@@ -172,13 +179,16 @@ def work_of(plan: Int4Plan, problem: Int4Problem, device: Device, tiles: int, ac
 def microseconds(work: Work, c: Int4Constants = CONSTANTS) -> Array:
     """What the work should take."""
     unpack = np.take((c.unpack_wide, c.unpack_e4m3, c.unpack_bytes), work.order) + work.is_folded * c.fold * (1 + work.groups / 8)
-    promotion = work.accumulators * np.take((c.promotion_wide, c.promotion_e4m3, c.promotion_bytes, c.promotion_rows), work.promotion)
+    each = (c.promotion_wide, c.promotion_e4m3, c.promotion_bytes, c.promotion_rows, c.promotion_f16)
+    promotion = work.accumulators * np.take(each, work.promotion)
     tensor = np.maximum(work.tokens / 2, c.wgmma_floor) * work.wgmmas
     products, first = tensor + work.turns * c.latency, 1 / work.stage_records
-    alone = first * (products + unpack) + (1 - first) * np.maximum(products, unpack) + promotion
+    behind = first * (1 - work.is_f16)
+    alone = behind * (products + unpack) + (1 - behind) * np.maximum(products, unpack) + promotion
     issue = unpack + promotion + first * c.stage
     sharing = c.sharing + (c.fold_sharing - c.sharing) * work.is_folded * np.minimum(work.tokens / 128, 1)
-    cycles = _norm(sharing, alone, _norm(c.pipes, work.warpgroups * tensor, work.warpgroups * issue))
+    pipes = c.pipes + (c.pipes_f16 - c.pipes) * work.is_f16
+    cycles = _norm(sharing, alone, _norm(pipes, work.warpgroups * tensor, work.warpgroups * issue))
     per_us = c.clock * 1e3
     memory = work.nbytes / (c.memory_share * work.rate)
     pace = _norm(c.norm, work.records * cycles / per_us, work.records * work.record_bytes / (c.port * per_us), memory)

@@ -24,7 +24,7 @@ from ..dtypes import DTYPES, DType, as_dtype
 from ..errors import DTypeError, ProblemError
 from ..int4_problem import fold_error
 from ..layouts.int4.stream import Zeros
-from .int4_weights import Int4Weights
+from .int4_weights import Int4Weights, f16_ratio, scale_range_of
 from .qtensor import QTensor
 from .reference import TAU_WGMMA, as_aligned
 
@@ -174,10 +174,13 @@ def _floats(a: Any) -> Any:
     return (values.view(BF16.numpy) if values.dtype == np.uint16 else values).astype(np.float64)
 
 
-def int4_error_bound(a: Any, w: QTensor, out_dtype: DType | str = "bfloat16", *, fold: bool | None = None) -> Any:
+def int4_error_bound(
+    a: Any, w: QTensor, out_dtype: DType | str = "bfloat16", *, fold: bool | None = None, f16_sums: bool | None = None
+) -> Any:
     """How far each element of a right result may lie from `int4_gemm_reference`, float64 ``[M,N]``.
 
     `fold` says which way the plan goes (`Int4Plan.fold`): False, scales meet sums; True, they meet weights; None, either, as the settings allow.
+    `f16_sums` likewise whether its sums are float16 (`Int4Plan.f16_sums`), where they can be.
 
     With S = the sum of the magnitudes of all terms, S~ the same as the tensor core aligns them, C the oracle's value, u the unit roundoff of the
     output type, G the groups of K::
@@ -193,6 +196,9 @@ def int4_error_bound(a: Any, w: QTensor, out_dtype: DType | str = "bfloat16", *,
     |d| + |r| is at most 3 |d + r|, which the roundings of scale times r exceed by less than another. r is what folding rounds a weight by, of
     itself (`int4_problem.fold_error`): for bfloat16 activations 2^-8, or 2^-7 and a little where scales are of another type than bfloat16, for
     float16 2^-11 or 2^-10; 0 where nothing is folded, and where scales have few bits, as those of MXFP4 and NVFP4.
+
+    Where sums are float16 E grows by h (S + tau S~) and by what is lost below its normal numbers; h = (1 + 2^-11)^n - 1, where n counts the roundings
+    that a term meets: four in the tensor core, one of its scale, one for each group of the eight records of a sum, one for each sum.
     """
     out = as_dtype(out_dtype)
     kind = a.dtype if isinstance(a, QTensor) else _float_type(np.asarray(a))
@@ -207,6 +213,8 @@ def int4_error_bound(a: Any, w: QTensor, out_dtype: DType | str = "bfloat16", *,
     x, y = _as_aligned(a, w, kind, zeros, folds)
     aligned = size if x is a and y is w else _size(x, y)
     error = off * size + (1 + off) * (4 if zeros == "float" else 1) * (tau * aligned + (2 * groups + 6) * F32.unit_roundoff * size)
+    if _sums_f16(f16_sums, a, w, out):
+        error = error + _rounded_to_f16(a, w, size + tau * aligned)
     unit = 0.0 if out is F32 else out.unit_roundoff
     least, most = _met_last(a, w)
     tiny = out.min_subnormal + F32.min_subnormal * (groups + 1 + _LARGEST_TERM.get(kind, 16) * k) * most
@@ -295,3 +303,26 @@ def _folds(fold: bool | None, kind: DType, zeros: Zeros) -> bool:
         return False
     settings = config.current()
     return not (settings.exact_weights or settings.batch_invariant) if fold is None else fold
+
+
+def _sums_f16(f16_sums: bool | None, a: Any, w: QTensor, out: DType) -> bool:
+    """Whether sums are float16, or may be."""
+    is_by_row = isinstance(a, QTensor) and a.dtype is E4M3 and not _by_blocks(a)
+    if not is_by_row or not _is_subnormal_int4(w, _zeros_of(w)) or f16_ratio(scale_range_of(w), w.shape[1]) is None:
+        return False
+    settings = config.current()
+    return out is BF16 and not (settings.float32_sums or settings.batch_invariant) if f16_sums is None else f16_sums
+
+
+def _rounded_to_f16(a: Any, w: QTensor, size: Any) -> Any:
+    """What sums in float16 lose: a share of the terms' magnitudes, and halves of the last bit below the normal numbers."""
+    k, group = w.shape[1], min(w.granularity[1], 128)
+    groups, sums = -(-k // group), -(-k // 1024)
+    roundings = 4 + 1 + 8 * (128 // group) + sums + 1
+    share = (1 + F16.unit_roundoff) ** roundings - 1
+    ratio = f16_ratio(scale_range_of(w), k)
+    assert ratio is not None
+    of_groups = np.abs(w.scales.astype(np.float64)).sum(axis=1) * -(-min(w.granularity[1], k) // group)
+    columns = np.repeat(of_groups, w.granularity[0])[None, : w.shape[0]]
+    lost = 2.0**8 * F16.min_subnormal / 2 * (4 * columns + (groups + sums + 2) / ratio)
+    return share * size + lost * _met_last(a, w)[1]

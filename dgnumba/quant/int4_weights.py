@@ -99,18 +99,8 @@ class Int4Weights:
         return most * largest * roundings <= a_dtype.max and (most == 0 or least * smallest >= a_dtype.min_normal * roundings)
 
     def f16_ratio(self, a_dtype: DType) -> float | None:
-        """The power of two by which scales are multiplied so that sums of all of K fit float16; None where they might not, or lose bits.
-
-        For e4m3 activations beside int4 without zero points. The tensor core is given weights over 2^8 (`Int4Plan.operand_power`), so that a sum
-        of 128 products of at most 8 * 2^-8 and 448 is 1792 at most. Scales below 2^-q leave 32 * 2^q such sums in float16's range, with an eighth
-        to spare for roundings; the least of them must be a normal number then.
-        """
-        least, most = self.scale_range
-        if self.record.order != "signs" or a_dtype.itemsize != 1 or not 0 < most < LARGEST_F16_SUMS or least < 1 / LARGEST_F16_SUMS:
-            return None
-        room = max(0, (-(-self.k // COLUMNS) - 1).bit_length() - 5)
-        ratio = 2.0 ** -(math.frexp(most)[1] + room)
-        return ratio if least * ratio >= F16.min_normal and self.k <= LONGEST_F16_SUMS else None
+        """`f16_ratio` of its scales and K, where its order of codes, and the activations, are those of sums in float16; else None."""
+        return f16_ratio(self.scale_range, self.k) if self.record.order == "signs" and a_dtype.itemsize == 1 else None
 
     def __repr__(self) -> str:
         gate, order = (" with a gate" * self.has_gate, ", act order" * (self.order is not None))
@@ -136,6 +126,24 @@ class Int4Weights:
                 f"weights: expected a stream in the layout {LAYOUT} whose codes sum to {self.check:#018x}, got {self.layout} and {found:#018x}; "
                 "were they packed in another order, or changed?"
             )
+
+
+def f16_ratio(scale_range: tuple[float, float], k: int) -> float | None:
+    """The power of two by which scales are multiplied so that sums over K fit float16; None where they might not, or scales would lose bits.
+
+    For e4m3 activations beside int4 without zero points. The tensor core is given weights over 2^8 (`Int4Plan.operand_power`), so that a sum of 128
+    products of at most 8 * 2^-8 and 448 is 1792 at most. Scales below 2^-q leave 32 * 2^q such sums in float16's range, with an eighth to spare
+    for roundings; the least of them must be a normal number then.
+
+    >>> f16_ratio((0.25, 0.75), 4096), f16_ratio((0.25, 0.75), 8192), f16_ratio((1e-9, 0.75), 4096)
+    (1.0, 0.5, None)
+    """
+    least, most = scale_range
+    if not 0 < most < LARGEST_F16_SUMS or least < 1 / LARGEST_F16_SUMS or k > LONGEST_F16_SUMS:
+        return None
+    room = max(0, (-(-k // COLUMNS) - 1).bit_length() - 5)
+    ratio = 2.0 ** -(math.frexp(most)[1] + room)
+    return ratio if least * ratio >= F16.min_normal else None
 
 
 def code_sum(codes: Any) -> int:
@@ -185,13 +193,13 @@ def prepare_int4_weights(w: QTensor, a_dtype: DType | str = "bfloat16", *, gate:
             )
         _check_scales("w", w)
         if gate is None:
-            return _packed(w, first, kind, False, _range_of(w))
+            return _packed(w, first, kind, False, scale_range_of(w))
         _check("gate", gate)
         _check_gate(w, gate)
         second = _plain(gate)
         _check_scales("gate", gate)
         codes, scales, zeros, rests = (None if x is None else _interleaved(x, y) for x, y in zip(first.blocks, second.blocks))
-        return _packed(w, _Plain(codes, scales, zeros, rests, first.order), kind, True, _range_of(w, gate))
+        return _packed(w, _Plain(codes, scales, zeros, rests, first.order), kind, True, scale_range_of(w, gate))
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,7 +308,7 @@ def _interleaved(x: Any, y: Any) -> Any:
     return out.reshape(runs * 16, columns)
 
 
-def _range_of(*tensors: QTensor) -> tuple[float, float]:
+def scale_range_of(*tensors: QTensor) -> tuple[float, float]:
     """The least magnitude other than 0, and the largest, of all scales."""
     ends = []
     for scales in (q.scales for q in tensors if q.scale.size):

@@ -37,7 +37,7 @@ def error_near_the_best(constants):
 
 def test_the_measurements_are_what_the_model_says_it_was_fitted_to():
     problems = set(SWEEP.problems)
-    assert len(SWEEP.us) == 1156 == len(set(zip(SWEEP.plans, SWEEP.problems)))
+    assert len(SWEEP.us) == 1452 == len(set(zip(SWEEP.plans, SWEEP.problems)))
     assert {(p.n, p.k) for p in problems} == {(4096, 4096), (7168, 16384), (28672, 8192)}
     assert {p.m for p in problems} == {1, 8, 16, 32, 64, 128, 256} and len(problems) == 84
     assert all(rules.refusal(plan, problem) is None for plan, problem in zip(SWEEP.plans, SWEEP.problems))
@@ -50,8 +50,7 @@ def test_of_every_measured_problem_a_plan_near_the_best_is_chosen():
     choices = {problem: choose_int4(problem, H200) for problem in best}
     found = np.array([times[problem, choice.plan] / best[problem] for problem, choice in choices.items() if choice.kernel is rules])
     assert len(found) >= 60, "all of 16 tokens and more: of up to 8 another kernel may be chosen, which was measured apart"
-    assert found.mean() < 1.01 and np.sort(found)[-2] < 1.06, "what bench/fit_int4.py reports is 1.009 and 1.053"
-    assert found.max() < 1.17, "and once 1.162: 64x7168x16384 beside FP8 by rows, where a split over four is better than its price"
+    assert found.mean() < 1.01 and found.max() < 1.075, "what bench/fit_int4.py reports is 1.007 and 1.073"
     regrets = fit_int4.regrets(SWEEP)
     of_these = [regrets[problem][0] for problem, choice in choices.items() if choice.kernel is rules]
     assert found.tolist() == of_these, "the fit judges by the planner's own prices"
@@ -59,14 +58,14 @@ def test_of_every_measured_problem_a_plan_near_the_best_is_chosen():
 
 def test_without_split_plans_near_the_best_are_chosen_too():
     """Which is what `batch_invariant` leaves."""
-    unsplit = SWEEP.where(np.array([plan.cluster == 1 for plan in SWEEP.plans]))
+    unsplit = SWEEP.where(np.array([rules.is_batch_invariant(plan) for plan in SWEEP.plans]))
     found = ratios_of(fit_int4.regrets(unsplit))
     assert len(found) == 84
     assert found.mean() < 1.02 and found.max() < 1.1
 
 
 def test_the_shipped_constants_tell_the_time():
-    assert error_near_the_best(CONSTANTS) < 0.046, "what bench/fit_int4.py reports is 4.5 %"
+    assert error_near_the_best(CONSTANTS) < 0.04, "what bench/fit_int4.py reports is 3.8 %"
     assert error_near_the_best(fit_int4.START) > 1.3 * error_near_the_best(CONSTANTS)
 
 
@@ -78,11 +77,10 @@ def test_the_fit_finds_the_shipped_constants():
 def test_what_was_held_out_is_picked_well():
     found = ratios_of(fit_int4.held_out(SWEEP))
     assert len(found) == 84
-    assert found.mean() < 1.015 and np.sort(found)[-3] < 1.07, "what bench/fit_int4.py --held-out reports is 1.012 and 1.067"
-    assert found.max() < 1.17, "but for two of 1.16"
+    assert found.mean() < 1.015 and found.max() < 1.075, "what bench/fit_int4.py --held-out reports is 1.006 and 1.073"
 
 
-@pytest.mark.parametrize("name", [name for name in EVERY if name not in ("norm", "pipes", "sharing", "fold", "fold_sharing")])
+@pytest.mark.parametrize("name", [name for name in EVERY if name not in ("norm", "pipes", "pipes_f16", "sharing", "fold", "fold_sharing")])
 def test_every_constant_counts(name):
     """A slower clock, or more of what costs, is slower somewhere and faster nowhere."""
     is_rate = name in ("clock", "exchange", "store", "port", "memory_share")

@@ -72,30 +72,30 @@ class Int4Constants:
     """
 
     clock: float = 1.75
-    launch: float = 3.13
-    split: float = 1.09
-    exchange: float = 29.1
-    tile: float = 0.173
-    store: float = 15.6
-    wgmma_floor: float = 10.6
-    latency: float = 118.0
-    stage: float = 20.7
-    unpack_wide: float = 101.0
-    unpack_e4m3: float = 82.5
-    unpack_bytes: float = 16.6
+    launch: float = 3.29
+    split: float = 1.0
+    exchange: float = 35.7
+    tile: float = 0.116
+    store: float = 14.1
+    wgmma_floor: float = 11.3
+    latency: float = 103.0
+    stage: float = 35.4
+    unpack_wide: float = 104.0
+    unpack_e4m3: float = 89.6
+    unpack_bytes: float = 28.2
     promotion_wide: float = 1.0
-    promotion_e4m3: float = 3.36
-    promotion_bytes: float = 3.03
-    promotion_rows: float = 1.98
-    promotion_f16: float = 2.0
-    fold: float = 92.3
-    fold_sharing: float = 10.2
+    promotion_e4m3: float = 3.19
+    promotion_bytes: float = 2.4
+    promotion_rows: float = 1.22
+    promotion_f16: float = 2.92
+    fold: float = 41.1
+    fold_sharing: float = 14.1
     port: float = 64.0
-    memory_share: float = 0.916
+    memory_share: float = 0.928
     norm: float = 4.0
     pipes: float = 1.5
-    pipes_f16: float = 3.0
-    sharing: float = 3.04
+    pipes_f16: float = 2.52
+    sharing: float = 3.48
 
 
 CONSTANTS = Int4Constants()

@@ -193,7 +193,8 @@ class Int4Explanation:
             "lay out    " + ("\n           ".join(self.copies) or "nothing to copy"),
             f"problem    {p.flops / 1e9:.2f} GFLOP, {p.bytes / 1e6:.2f} MB at least, of which {p.weight_bytes / 1e6:.2f} weights: "
             f"{floor:.1f} us at the memory's {self.device.memory_bandwidth / 1e12:.1f} TB/s",
-            f"plan       {plan.kernel}: tile {plan.block_m}x{plan.block_n}, {plan.records} records of 128 of K a stage, {plan.num_stages} stages, "
+            f"plan       {plan.kernel}: tile {plan.block_m}x{plan.block_n}{', by halves of its tokens' * (plan.turns > 1)}, "
+            f"{plan.records} records of 128 of K a stage, {plan.num_stages} stages, "
             + (
                 f"K split over clusters of {plan.split}"
                 if plan.split > 1

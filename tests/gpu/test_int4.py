@@ -100,6 +100,23 @@ def test_the_last_round_shared_by_pairs(cp, rng, kind, m, n, block_m, block_n, r
     assert_bits_equal(cp.asnumpy(got), dgnumba.int4_gemm_nt(a, w, out_dtype="float32", on="host"), f"{kind} {plan.name}")
 
 
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "float8_e4m3fn", "float8_e4m3fn_row", "int8"])
+@pytest.mark.parametrize(
+    "m, block_m, shared", [(250, 256, {}), (600, 256, {"split": 2}), (377, 192, {"split": 4}), (256, 256, {"tail": 2})]
+)
+def test_halves_of_more_than_128_tokens(cp, rng, kind, m, block_m, shared):
+    """Exact sums: tiles that are multiplied by halves of their tokens have the host's bits."""
+    n, k = 1100, 2048
+    a, q = cases.exact_problem(rng, kind, "int4_g128", m, n, k)
+    w = dgnumba.prepare_int4_weights(q, cases.prepared_for(kind))
+    problem = check_int4_gemm_nt(a, w, out_dtype="float32").problem
+    plan = Int4Plan.of(problem, "sm90_int4_gemm", block_m=block_m, block_n=128, num_stages=3, **shared)
+    assert plan.turns == 2
+    there = dgnumba.prepare_int4_weights(to_gpu(cp, q), cases.prepared_for(kind))
+    got = dgnumba.int4_gemm_nt(to_gpu(cp, a), there, out_dtype="float32", plan=plan)
+    assert_bits_equal(cp.asnumpy(got), dgnumba.int4_gemm_nt(a, w, out_dtype="float32", on="host"), f"{kind} {plan.name}")
+
+
 @pytest.mark.parametrize("kind", ["bfloat16", "float16", "float8_e4m3fn", "int8"])
 @pytest.mark.parametrize("out", cases.D_DTYPES)
 def test_what_is_done_on_the_way_out(cp, rng, kind, out):

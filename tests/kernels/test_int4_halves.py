@@ -127,6 +127,14 @@ def test_many_tokens_take_them():
     assert choose_int4(problem, H200, exact_weights=True).plan.turns == 2
 
 
+def test_explain_says_so(rng):
+    a, w = cases.activations(rng, "bfloat16", 200, 128), dgnumba.prepare_int4_weights(cases.weights(rng, "int4_g128", 64, 128), "bfloat16")
+    problem = check_int4_gemm_nt(a, w).problem
+    for block_m, says in ((128, "tile 128x64, 1 records"), (256, "tile 256x64, by halves of its tokens, 1 records")):
+        plan = Int4Plan.of(problem, INT4.NAME, block_m=block_m, block_n=64, num_stages=2)
+        assert says in str(dgnumba.explain_int4(a, w, plan=plan))
+
+
 EVERY = [plan for kind in KINDS for form in FORMS for m in (256, 192) for plan in halved(problem_of(kind, m, 8192, **form))]
 
 

@@ -73,29 +73,29 @@ class Int4Constants:
 
     clock: float = 1.75
     launch: float = 3.29
-    split: float = 1.0
-    exchange: float = 35.7
-    tile: float = 0.116
-    store: float = 14.1
-    wgmma_floor: float = 11.3
-    latency: float = 103.0
-    stage: float = 35.4
+    split: float = 1.01
+    exchange: float = 35.5
+    tile: float = 0.112
+    store: float = 13.9
+    wgmma_floor: float = 11.2
+    latency: float = 104.0
+    stage: float = 35.0
     unpack_wide: float = 104.0
-    unpack_e4m3: float = 89.6
-    unpack_bytes: float = 28.2
+    unpack_e4m3: float = 90.0
+    unpack_bytes: float = 28.5
     promotion_wide: float = 1.0
     promotion_e4m3: float = 3.19
     promotion_bytes: float = 2.4
-    promotion_rows: float = 1.22
+    promotion_rows: float = 1.21
     promotion_f16: float = 2.92
-    fold: float = 41.1
-    fold_sharing: float = 14.1
+    fold: float = 35.0
+    fold_sharing: float = 15.8
     port: float = 64.0
     memory_share: float = 0.928
     norm: float = 4.0
     pipes: float = 1.5
     pipes_f16: float = 2.52
-    sharing: float = 3.48
+    sharing: float = 3.5
 
 
 CONSTANTS = Int4Constants()

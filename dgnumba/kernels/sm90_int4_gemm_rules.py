@@ -220,7 +220,8 @@ def smem(plan: Int4Plan) -> SmemMap:
 
 def candidates(problem: Int4Problem, device: Device) -> list[Int4Plan]:
     """Plans that fit the device: one tile takes all tokens where it can, and all CTAs of a split run at one time."""
-    many = [64, 96, 128, 192, 256]
+    # NOTE: by halves int8 is up to a quarter slower: its sums are converted, from accumulators that each half must have of its own (H200, 2026-11-30)
+    many = [64, 96, 128, 192, 256] if problem.is_whole or problem.a_dtype.is_float else [64, 96, 128]
     block_ms = [b for b in BLOCK_MS if b >= problem.m and (problem.is_whole or b <= 128)][:1] or many
     # many groups of a record leave registers for few tokens only: then several tiles take them
     plans = _plans(problem, device, block_ms) or _plans(problem, device, BLOCK_MS)

@@ -56,6 +56,9 @@ def test_tokens_take_turns_where_their_sums_find_no_registers():
 @pytest.mark.parametrize("kind", KINDS)
 def test_they_are_offered_beyond_128_tokens(kind):
     found = halved(problem_of(kind))
+    if kind == "int8":
+        assert not found, "slower: a plan that is named is taken, but none is offered"
+        return
     assert {(plan.block_m, plan.block_n) for plan in found} == {(256, 128), (192, 128), (256, 64), (192, 64)}
     assert {"256x128x128", "192x128x128"} <= {plan.name.split()[0] for plan in found}
     assert not halved(problem_of(kind, m=128))
@@ -64,14 +67,14 @@ def test_they_are_offered_beyond_128_tokens(kind):
 
 
 def test_partial_sums_take_the_place_of_the_ring():
-    """Of a ring that is smaller the rest lies behind it, before the barriers; with fewer tokens all of them do, as a ring of more stages needs."""
+    """Of a ring that is smaller the rest lies behind it, before the barriers."""
     plan = Int4Plan(INT4.NAME, 256, 128, 5, a_dtype="int8")
     for shared in ({"split": 2}, {"tail": 2}):
         assert rules.smem(dataclasses.replace(plan, **shared)).launch_bytes == rules.smem(plan).launch_bytes
-        small = rules.smem(dataclasses.replace(plan, num_stages=2, **shared))
-        assert small["a"].offset == 0 and small["partial"].end == 256 * 128 * 4 <= small["full"].offset
-        apart = rules.smem(dataclasses.replace(plan, block_m=128, **shared))
-        assert apart["partial"].nbytes == 128 * 128 * 4 and apart["partial"].offset >= apart["w"].end
+        for block_m in (128, 256):
+            small = rules.smem(dataclasses.replace(plan, block_m=block_m, num_stages=2, **shared))
+            assert small["a"].offset == small["partial"].offset == 0
+            assert small["partial"].end == block_m * 128 * 4 <= small["full"].offset
     for split in (1, 2):
         assert {x.num_stages for x in halved(problem_of("e4m3", n=8192)) if x.block_m == 256 and x.block_n == 128 and x.split == split} == {
             5

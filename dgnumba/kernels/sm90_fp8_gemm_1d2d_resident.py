@@ -209,11 +209,6 @@ def build(plan: GemmPlan) -> Built:
         warp_idx = thread.uniform(u32(cuda.threadIdx.x) // 32)
         if warp_idx == CONSUMER_WARPS:
             if thread.lane_idx() == 0:
-                tma.prefetch(tmap_b)
-                tma.prefetch(tmap_sfb)
-                tma.prefetch(tmap_a)
-                tma.prefetch(tmap_sfa)
-                tma.prefetch(tmap_d)
                 for slot in range(SLOTS):
                     mbarrier.init(smem + FULL + slot * 8, FULL_ARRIVALS)
                     mbarrier.init(smem + EMPTY + slot * 8, EMPTY_ARRIVALS)

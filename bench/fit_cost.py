@@ -33,7 +33,8 @@ from dgnumba.problem import GemmProblem
 
 RESULTS = tuple(Path(__file__).parent / "results" / name for name in ("tune_h200.json", "tune_gemv_h200.json"))
 
-DENSE, SWAPPED, STREAMED, STREAMED_RS = "sm90_fp8_gemm_1d2d", "sm90_fp8_gemm_1d2d_swap_ab", *cost_gemv.NAMES
+DENSE, SWAPPED, RESIDENT = "sm90_fp8_gemm_1d2d", "sm90_fp8_gemm_1d2d_swap_ab", "sm90_fp8_gemm_1d2d_resident"
+STREAMED, STREAMED_RS = cost_gemv.NAMES
 
 AnyConstants = Constants | cost_gemv.Constants
 
@@ -47,6 +48,8 @@ STARTS: dict[str, AnyConstants] = {
     # A split's CTAs do not wait for each other in the loop. Its store is by the element, and begins at what one of the dense kernel's costs.
     # Boxes past the end cost nothing where they are A's few rows: M = 1 takes the time of M = 8.
     SWAPPED: replace(CONSTANTS[DENSE], peer_block=0.0, store=0.0, store_again=0.0, store_direct=0.06, ragged=0.0, ragged_row=0.0, row_copies=0.0),
+    # As the swapped one, but for its store, which is as the dense kernel's.
+    RESIDENT: replace(CONSTANTS[DENSE], peer_block=0.0, store_again=0.0, store_direct=0.0, ragged=0.0, ragged_row=0.0, row_copies=0.0),
     # One warp's load after another, and no more than the datasheet's bandwidth.
     STREAMED: cost_gemv.Constants(2.0, 0.02, 0.0, 0.0, 0.0, 0.5, 0.0, 0.02, 0.0, 0.0, 0.0, 1.0, 1.5),
     STREAMED_RS: cost_gemv.Constants(2.0, 0.02, 0.05, 0.685, 0.4, 0.1, 1.0, 0.002, 0.001, 0.1, 0.1, 1.0, 2.0),
@@ -60,6 +63,7 @@ FREE = {
     SWAPPED: frozenset(
         "launch wgmma_floor promotion block_1 block_2 peer_tile peer_sum tile store_direct load_rate latency memory_share memory_norm".split()
     ),
+    RESIDENT: frozenset("launch wgmma_floor promotion block_2 tile store load_rate latency memory_share memory_norm".split()),
     STREAMED: frozenset("launch row step token exponent".split()),
     STREAMED_RS: frozenset("launch row gather arrival step token column sum crowd share exponent".split()),
 }

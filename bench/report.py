@@ -236,6 +236,7 @@ FILES = """## The other files
 | `h200.json` | every row of this page, with versions, method and command |
 | `tune_h200.json` | the time of each plan tried for each shape, to which the cost model is fitted (`bench/fit_cost.py`) |
 | `tune_gemv_h200.json` | the same of the kernels for few rows, by turns |
+| `floor_decode_h200.json` | decode beside kernels that only read the weights and write the output (`bench/floor_decode.py`) |
 | `tune_int4_h200.json` | the time of each plan tried of `sm90_int4_gemm`, to which its cost model is fitted (`bench/fit_int4.py`) |
 | `correctness_h200.json`, `correctness_int4_h200.json` | random problems on the GPU against the oracle, and what compute-sanitizer said |
 | `portable_h200.json` | the `mma.sync` kernels, FP8 to INT4, on a GPU that has `wgmma` too (`bench/bench_portable.py`) |

@@ -43,17 +43,14 @@ MACS_PER_CYCLE = 4096
 DEPTH = 128
 """K of a block: promotion and scales come once for each."""
 
+_NS = {16: (32, 64, 96, 128), 64: (16, 32, 64, 96, 112, 128, 192), 128: (64, 96, 112, 128, 144, 160, 176, 192), 256: (64, 96, 128)}
 TILES: dict[str, frozenset[tuple[int, int, str | None, bool]]] = {
     "sm90_fp8_gemm_1d2d": frozenset(
-        [(16, n, None, False) for n in (32, 64, 96, 128)]
-        + [(32, 64, None, False)]
-        + [(64, n, None, False) for n in (16, 32, 64, 96, 112, 128, 192)]
-        + [(128, n, None, False) for n in (64, 96, 112, 128, 144, 160, 176, 192)]
-        + [(256, n, None, False) for n in (64, 96, 128)]
+        [(32, 64, None, False), (256, 128, None, True), (256, 128, "A", True), *((m, n, None, False) for m, ns in _NS.items() for n in ns)]
         + [(256, 128, "A", False), (128, 192, "A", False), (128, 192, "B", False), (128, 144, "B", False)]
-        + [(256, 128, None, True), (256, 128, "A", True)]
     ),
     "sm90_fp8_gemm_1d2d_swap_ab": frozenset((m, n, None, False) for m in (8, 16, 32, 64) for n in (64, 128)),
+    "sm90_fp8_gemm_1d2d_resident": frozenset((m, n, None, False) for m in (8, 16, 32, 64) for n in (128, 192, 256) if m * n < 64 * 192),
 }
 """Tiles (BLOCK_M, BLOCK_N, operand shared, whether rotated) that were measured, by kernel: any other is doubted. The dense kernel's clusters and
 rotation were measured at M of 4096 and more."""
@@ -321,14 +318,15 @@ def work_of(plans: Sequence[GemmPlan], m: Array, n: Array, k: Array, itemsize: A
     excess = (round_rows * k / device.l2_bytes) ** 4
     again = np.maximum(0, m_blocks * n_blocks * split / slots * round_rows - (m + n)) * k * excess / (1 + excess)
 
-    is_swapped = plans[0].kernel.endswith("_swap_ab")
+    is_swapped = plans[0].kernel.endswith(("_swap_ab", "_resident"))
     rows_mma, columns = (bn, bm) if is_swapped else (bm, bn)
     warpgroups = -(-rows_mma // 64) if is_swapped else 1 + (rows_mma > 64)
+    is_held = np.array([p.resident for p in plans]) > 0
     is_tma, is_warp = epilogue == "tma", epilogue == "warp"
     with_c = np.array([p.with_c for p in plans])
     return Work(
         columns, warpgroups, np.maximum(1, rows_mma // (64 * warpgroups)), 0 * bn if is_swapped else bn // np.gcd(bn, 128) - 1,
-        np.maximum(1, -(-k // (DEPTH * split))), stages * depth, depth, (bm / share_a + bn / share_b) * DEPTH,
+        np.maximum(1, -(-k // (DEPTH * split))), stages * depth, depth, (bm / share_a * ~is_held + bn / share_b) * DEPTH,
         full, rest > 0, rest / device.num_sms, port_bytes(together), port_bytes(last),
         bm, np.minimum(1, m_blocks - m / bm), 1 / m_blocks, bn, np.minimum(1, n_blocks - n / bn), 1 / n_blocks,
         bm * bn, is_warp, ~is_tma & ~is_warp, is_tma * ((bn % 64 > 0) * 1 + (bn % 32 > 0)),
@@ -388,13 +386,15 @@ def price(w: Work, c: Constants) -> tuple[Array, ...]:
     return total, w.blocks * tensor, steps * load, w.blocks * l2, steps * latency, w.blocks * ragged, epilogue, memory, c.launch
 
 
+_NOTHING = {"ragged": 0.0, "ragged_row": 0.0, "row_copies": 0.0}
 CONSTANTS = {
     "sm90_fp8_gemm_1d2d": Constants(),
     "sm90_fp8_gemm_1d2d_swap_ab": Constants(
-        launch=2.12, wgmma_floor=38.4, promotion=1.8, block_1=162.0, block_2=347.0, peer_block=0.0, peer_tile=1730.0,
-        peer_sum=128.0, tile=211.0, store=0.0, store_again=0.0, store_direct=0.328, load_rate=144.0, latency=1.64,
-        memory_share=0.864, memory_norm=4.42, ragged=0.0, ragged_row=0.0, row_copies=0.0,
-    ),
+        launch=2.12, wgmma_floor=38.4, promotion=1.8, block_1=162.0, block_2=347.0, peer_block=0.0, peer_tile=1730.0, peer_sum=128.0, tile=211.0,
+        store=0.0, store_again=0.0, store_direct=0.328, load_rate=144.0, latency=1.64, memory_share=0.864, memory_norm=4.42, **_NOTHING),
+    "sm90_fp8_gemm_1d2d_resident": Constants(
+        launch=2.19, wgmma_floor=78.1, promotion=0.636, block_2=91.4, peer_block=0.0, tile=365.0, store=13.5, store_again=0.0, store_direct=0.0,
+        load_rate=105.0, latency=0.762, memory_share=0.901, memory_norm=4.95, **_NOTHING),
 }  # fmt: skip
 """By kernel; one that was not measured is priced as the first. Of the second: a split's CTAs do not wait for each other in the loop, its store goes
-by the element, and boxes past the end of A's few rows cost nothing."""
+by the element, and boxes past the end of A's few rows cost nothing. The third follows it, but for the store."""

@@ -190,6 +190,8 @@ def _misfit(plan: GemmPlan, problem: GemmProblem, kernel: KernelSpec, device: De
         return "lets no grid behind it begin early, as pdl=True says"
     if plan.weights_first:
         return "is not the plan's to say that nobody writes the weights (weights_first=True): set_pdl(True, constant_weights=True) says so"
+    if plan.resident and not kernel.RESIDENT:
+        return f"keeps nothing of A in shared memory, got {plan.resident} blocks of K"
     if plan.block_k not in kernel.BLOCK_KS:
         return f"takes BLOCK_K of {kernel.BLOCK_KS}, got {plan.block_k}"
     if plan.cluster > device.num_sms:

@@ -18,6 +18,7 @@ from dgnumba.testing import exact_problem
 H200 = Device.named("h200")
 KERNEL_OF = {kernel.NAME: kernel for kernel in KERNELS}
 DENSE, SWAPPED, PORTABLE = KERNEL_OF["sm90_fp8_gemm_1d2d"], KERNEL_OF["sm90_fp8_gemm_1d2d_swap_ab"], KERNEL_OF["sm80_gemm"]
+RESIDENT = KERNEL_OF["sm90_fp8_gemm_1d2d_resident"]
 SKINNY, SKINNY_RS = KERNEL_OF["sm90_fp8_gemv_1d2d"], KERNEL_OF["sm90_fp8_gemv_1d2d_rs"]
 
 DENSE_BLOCK_MS, DENSE_BLOCK_NS = (16, 32, 64, 128, 256), tuple(range(16, 193, 16))
@@ -37,6 +38,13 @@ def swapped(block_m, block_n, num_stages=2, *, split=1, block_k=128, d_dtype="bf
     """A plan of the kernel with swapped operands."""
     return GemmPlan(
         SWAPPED.NAME, block_m, block_n, num_stages, d_dtype=d_dtype, block_k=block_k, cluster=split, epilogue="registers", **more
+    )
+
+
+def resident(block_m, groups=2, num_stages=2, *, held=4, block_k=256, d_dtype="bfloat16", **more):
+    """A plan of the kernel that holds all of A, `held` blocks of K, with as many warpgroups as `groups`."""
+    return GemmPlan(
+        RESIDENT.NAME, block_m, 64 * groups, num_stages, d_dtype=d_dtype, block_k=block_k, resident=held, epilogue="tma", **more
     )
 
 

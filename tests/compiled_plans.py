@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from cases import DENSE, H200, KERNEL_OF, SKINNY, SKINNY_RS, SWAPPED, dense_problems
+from cases import DENSE, H200, KERNEL_OF, RESIDENT, SKINNY, SKINNY_RS, SWAPPED, dense_problems
 
 from dgnumba import _numba
 from dgnumba.assemble import ptxas
@@ -13,7 +13,9 @@ from dgnumba.kernels import KERNELS, GemmPlan
 from dgnumba.plan import choose
 from dgnumba.problem import GemmProblem
 
-REGISTERS = {384: 168, 256: 255, 288: 224, 160: 255} | {32 * warps: min(255, 2048 // warps // 8 * 8) for warps in (1, 2, 4, 16)}
+REGISTERS = {384: 168, 256: 255, 288: 224, 160: 255, 416: 152, 544: 120} | {
+    32 * warps: min(255, 2048 // warps // 8 * 8) for warps in (1, 2, 4, 16)
+}
 """Threads a CTA -> registers a thread that 65536 allow, in steps of 8 and 255 at most (one CTA a multiprocessor)."""
 
 
@@ -60,7 +62,7 @@ def expected_wgmma(plan: GemmPlan) -> int:
         return 0  # mma.sync
     if plan.kernel == SKINNY_RS.NAME:
         return 4 * plan.num_stages
-    if plan.kernel == SWAPPED.NAME:
+    if plan.kernel in (SWAPPED.NAME, RESIDENT.NAME):
         return 4 * (plan.block_k // 128)
     waves = 2 if plan.block_m == 256 else 1
     if not plan.rotate:
@@ -72,7 +74,8 @@ def expected_wgmma(plan: GemmPlan) -> int:
 def problems_with(plan: GemmPlan, got: Compiled) -> list[str]:
     """What is wrong with a compiled plan; empty when nothing is."""
     body = re.sub(r"//.*", "", got.ptx)
-    n = SKINNY_RS.columns(plan) if plan.kernel == SKINNY_RS.NAME else plan.block_m if plan.kernel == SWAPPED.NAME else plan.block_n
+    n = SKINNY_RS.columns(plan) if plan.kernel == SKINNY_RS.NAME else plan.block_n
+    n = plan.block_m if plan.kernel in (SWAPPED.NAME, RESIDENT.NAME) else n
     widths = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k32\.f32\.e4m3\.e4m3", body))
     rules = {
         f"{got.spilled} bytes spilled": got.spilled == 0,

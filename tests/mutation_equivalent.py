@@ -10,6 +10,8 @@ _FREES = "gives operand registers back, of which the emulator has any number; th
 _FEWER = "fewer stages whose weights come early: the producer asks for the others as ever"
 _UNMIXED = "lanes share nothing there: it keeps ptxas from mixing what follows with the products"
 _NO_TILE = "goes on to a tile more, of which the loop in it asks for no stage"
+_ALL_STORE = "all 128 threads store the same box of the same bytes: slower, not wrong"
+_ANOTHER_STORES = "thread 1 stores the tile in the place of thread 0; all threads commit and wait alike"
 
 EQUIVALENT: dict[str, str] = {
     "int4_fold.stage_folded: drop wait: wgmma.wait #0": _FREES,
@@ -17,8 +19,8 @@ EQUIVALENT: dict[str, str] = {
     "int4_halves.stage_halved: drop barrier: thread.syncwarp #0": _UNMIXED,
     "int4_fold.stage_folded: wait count: wgmma.wait +1 #0": _FREES,
     "*: drop wait: thread.griddepcontrol_wait #*": _GRIDS,
-    "epilogue.store_tile: drop predicate: tma.store_2d_if #0": "all 128 threads store the same box of the same bytes: slower, not wrong",
-    "epilogue.store: edge: u32(cuda.threadIdx.x) % 128 -1 #0": "thread 1 stores the tile in the place of thread 0; all threads commit and wait alike",
+    "epilogue.store_tile: drop predicate: tma.store_2d_if #0": _ALL_STORE,
+    "epilogue.store: edge: u32(cuda.threadIdx.x) % 128 -1 #0": _ANOTHER_STORES,
     "pipeline.next_slot: stage count: num_stages -1 #0": "producer and consumers both call it: a ring of one stage less",
     "sm80_gemm.kernel: drop predicate: if k_block + NUM_STAGES < k_blocks #0": _PAST_K,
     "sm80_gemm.kernel: edge: k_block + NUM_STAGES < k_blocks #0": _PAST_K,
@@ -30,16 +32,21 @@ EQUIVALENT: dict[str, str] = {
     "sm90_fp8_gemm_1d2d.consumer: drop predicate: if IS_STAGGERED and warp_idx >= 4 #0": "who begins later is a matter of time, not of order",
     "sm90_fp8_gemm_1d2d.consumer: edge: warp_idx >= 4 #0": "who begins later is a matter of time, not of order",
     "sm90_fp8_gemm_1d2d.run: drop predicate: if warp_idx == CONSUMER_WARPS and lane_idx == 0 #0": "guards prefetches of descriptors: hints",
-    "sm90_fp8_gemm_1d2d_swap_ab.multiply: wait count: wgmma.wait +1 #1": "the wait before it has waited for the only group",
-    "sm90_fp8_gemm_1d2d_swap_ab.multiply: wait count: wgmma.wait +1 #2": "the wait before it has waited for the only group",
-    "sm90_fp8_gemm_1d2d_swap_ab.multiply: wait count: wgmma.wait +1 #3": "the wait before it has waited for the only group",
-    "sm90_fp8_gemm_1d2d_swap_ab.kernel: drop barrier: thread.syncwarp #0": _RECONVERGES,
+    "sm90_fp8_gemm_1d2d_resident.first_weights: edge: tile < tiles #0": _NO_TILE,
+    "sm90_fp8_gemm_1d2d_resident.producer: edge: tile < tiles #0": "goes on to a round more, in which no warpgroup has a tile to load for",
+    "sm90_fp8_gemm_1d2d_resident.store: drop predicate: tma.store_2d_if #0": _ALL_STORE,
+    "sm90_fp8_gemm_1d2d_resident.store: edge: u32(cuda.threadIdx.x) % 128 -1 #0": _ANOTHER_STORES,
+    "sm90_fp8_gemm_1d2d_resident_rules.bind: box: laid.d: plan.block_m +1 #0": "the row more lies past the last token, where nothing is written",
+    "sm90_fp8_gemm_1d2d_*.multiply: wait count: wgmma.wait +1 #1": "the wait before it has waited for the only group",
+    "sm90_fp8_gemm_1d2d_*.multiply: wait count: wgmma.wait +1 #2": "the wait before it has waited for the only group",
+    "sm90_fp8_gemm_1d2d_*.multiply: wait count: wgmma.wait +1 #3": "the wait before it has waited for the only group",
+    "sm90_fp8_gemm_1d2d_*.kernel: drop barrier: thread.syncwarp #0": _RECONVERGES,
     "sm90_fp8_gemm_1d2d_swap_ab.first_weights: phase: the first Slot #0": "of these slots only the stage is used: nobody waits in the first round",
-    "sm90_fp8_gemm_1d2d_swap_ab.first_weights: stage count: NUM_STAGES -1 #0": _FEWER,
-    "sm90_fp8_gemm_1d2d_swap_ab.first_weights: stage count: NUM_STAGES -1 #1": _FEWER,
-    "sm90_fp8_gemm_1d2d_swap_ab.first_weights: stage count: NUM_STAGES +1 #0": _NO_TILE,
-    "sm90_fp8_gemm_1d2d_swap_ab.first_weights: edge: asked < NUM_STAGES #0": _NO_TILE,
-    "sm90_fp8_gemm_1d2d_swap_ab.first_weights: stage count: NUM_STAGES +1 #2": "it moves on NUM_STAGES times at most; nobody looks at the last",
+    "sm90_fp8_gemm_1d2d_*.first_weights: stage count: NUM_STAGES -1 #0": _FEWER,
+    "sm90_fp8_gemm_1d2d_*.first_weights: stage count: NUM_STAGES -1 #1": _FEWER,
+    "sm90_fp8_gemm_1d2d_*.first_weights: stage count: NUM_STAGES +1 #0": _NO_TILE,
+    "sm90_fp8_gemm_1d2d_*.first_weights: edge: asked < NUM_STAGES #0": _NO_TILE,
+    "sm90_fp8_gemm_1d2d_*.first_weights: stage count: NUM_STAGES +1 #2": "it moves on NUM_STAGES times at most; nobody looks at the last",
     "sm90_int4_gemm.grid_of_tiles: edge: left <= u32(cuda.gridDim.x) // TAIL #0": "as many tiles as pairs: shared or whole, the sums are the same",
     "sm90_int4_gemm.produce: drop barrier: thread.syncwarp #0": _RECONVERGES,
     "int4_gemv_parts.loaded: drop predicate: memory.load_global_u*_if #*": _LOADS_HOLD,

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cases import DENSE as kernel
-from cases import H200, SKINNY, SKINNY_RS, plan
+from cases import H200, RESIDENT, SKINNY, SKINNY_RS, plan
 from cases import SWAPPED as swapped_kernel
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -28,7 +28,7 @@ sys.modules["fit_cost"] = fit_cost
 _spec.loader.exec_module(fit_cost)
 
 MEASURED = {data.kernel: data for data in fit_cost.read()}
-DENSE, SWAPPED = MEASURED[kernel.NAME], MEASURED[swapped_kernel.NAME]
+DENSE, SWAPPED, HELD = MEASURED[kernel.NAME], MEASURED[swapped_kernel.NAME], MEASURED[RESIDENT.NAME]
 SHIPPED = CONSTANTS[kernel.NAME]
 ALL = [(data, (CONSTANTS | cost_gemv.CONSTANTS)[name]) for name, data in MEASURED.items()]
 
@@ -37,6 +37,9 @@ BY_TURNS: dict[str, dict[GemmProblem, dict[GemmPlan, float]]] = {}
 for row in json.loads((Path(__file__).parent.parent / "bench" / "results" / "tune_gemv_h200.json").read_text())["rows"]:
     _times = BY_TURNS.setdefault(row["run"], {}).setdefault(GemmProblem(row["m"], row["n"], row["k"]), {})
     _times[GemmPlan(row["kernel"], **row["plan"])] = row["us"]
+
+MANY_TILES = ((24576, 1536), (32768, 512))
+"""N x K of those measured that have more tiles of 64 weights than the GPU has multiprocessors."""
 
 GOOD_SHARE = 0.9
 """Of the shapes, where a pick must be within `fit_cost.WITHIN` of the best measured plan."""
@@ -50,13 +53,14 @@ def tiles_of(data):
 
 
 def test_the_measurements_are_what_the_model_says_it_was_fitted_to():
-    assert set(CONSTANTS) == set(TILES) == {kernel.NAME, swapped_kernel.NAME}
+    assert set(CONSTANTS) == set(TILES) == {kernel.NAME, swapped_kernel.NAME, RESIDENT.NAME}
     assert set(cost_gemv.CONSTANTS) == set(cost_gemv.NAMES) == {SKINNY.NAME, SKINNY_RS.NAME}
     assert set(MEASURED) == {k.NAME for k in KERNELS} - {"sm80_gemm"} == {*CONSTANTS, *cost_gemv.CONSTANTS}
     assert (DENSE.us.size, len(np.unique(DENSE.shapes, axis=0))) == (1308, 64)
     assert (SWAPPED.us.size, len(np.unique(SWAPPED.shapes, axis=0))) == (267, 35)
+    assert (HELD.us.size, len(np.unique(HELD.shapes, axis=0))) == (34, 10)
     assert [(MEASURED[name].us.size, len(np.unique(MEASURED[name].shapes, axis=0))) for name in cost_gemv.NAMES] == [(14, 14), (228, 14)]
-    for module, data in ((kernel, DENSE), (swapped_kernel, SWAPPED)):
+    for module, data in ((kernel, DENSE), (swapped_kernel, SWAPPED), (RESIDENT, HELD)):
         assert tiles_of(data) == TILES[module.NAME]
         assert not data.work.is_doubted.any()
         assert all(module.refusal(p, GemmProblem(*shape)) is None for p, shape in zip(data.plans, data.shapes.tolist()))
@@ -74,7 +78,7 @@ def test_a_run_is_put_to_the_pace_of_the_others():
 
 def test_the_shipped_constants_pick_well():
     """Of all kernels' measured plans for a shape, the cheapest is nearly the best; so it is of one kernel's."""
-    for kernels, shapes in ((ALL, 78), (ALL[:1], 64), (ALL[1:2], 35), (ALL[1:], 35), (ALL[3:], 14)):
+    for kernels, shapes in ((ALL, 78), (ALL[:1], 64), (ALL[1:2], 35), (ALL[1:], 35), (ALL[3:4], 14), (ALL[4:], 10)):
         found = fit_cost.losses(kernels)
         assert len(found) == shapes
         assert fit_cost.share_within(found.values()) >= GOOD_SHARE
@@ -119,20 +123,24 @@ def test_of_few_rows_a_measured_plan_near_the_best_is_chosen():
     chosen = {shape: fit_cost.sort_of(choose(GemmProblem(*shape), H200).plan) for shape in times}
     found = [us[chosen[shape]] / min(us.values()) if chosen[shape] in us else np.inf for shape, us in times.items()]
     assert fit_cost.share_within(found) >= GOOD_SHARE
-    assert all(p.kernel == swapped_kernel.NAME for (m, _, _), p in chosen.items() if 8 < m <= 32)
+    assert {p.kernel for (m, _, _), p in chosen.items() if 8 < m <= 32} == {swapped_kernel.NAME, RESIDENT.NAME}
+    held = {shape for shape, p in chosen.items() if p.kernel == RESIDENT.NAME}
+    assert held == {(m, n, k) for m in (8, 16, 32, 64) for n, k in MANY_TILES}
 
 
 def test_of_plans_that_took_turns_one_near_the_best_is_chosen():
     """Of all kernels for few rows, at 28 shapes: 4 % slower than the fastest at most, and 1 % in the mean. Each of the kernels is needed."""
     losses, kernels = {}, set()
     for problem, times in BY_TURNS["rs"].items():
+        # where a CTA has several tiles the kernel that holds all of A came later, beside those that were fastest
+        times = BY_TURNS["floor"].get(problem, times)
         chosen, fastest = choose(problem, H200).plan, min(times, key=times.get)
         losses[problem] = times[chosen] / times[fastest]
         kernels.add((chosen.kernel, fastest.kernel == chosen.kernel))
     assert len(losses) == 28 and {problem.m for problem in losses} == {1, 8, 16, 32}
     assert max(losses.values()) < 1.04
     assert np.exp(np.mean(np.log(list(losses.values())))) < 1.01
-    assert {(name, True) for name in (swapped_kernel.NAME, *cost_gemv.NAMES)} <= kernels
+    assert {(name, True) for name in (swapped_kernel.NAME, RESIDENT.NAME, *cost_gemv.NAMES)} <= kernels
 
 
 def test_the_kernels_for_very_few_rows_are_offered_as_measured():

@@ -1,7 +1,7 @@
 """A plan by its name: every candidate is found by it, and what is no name, or cannot be had, says why."""
 
 import pytest
-from cases import DENSE, H200, SWAPPED, plan
+from cases import DENSE, H200, RESIDENT, SWAPPED, plan
 
 from dgnumba.device import KNOWN
 from dgnumba.errors import PlanError
@@ -45,6 +45,37 @@ def test_what_a_kernel_has_not_is_refused_and_not_passed_over(name, kernel, word
     assert words in caught.value.reasons[kernel]
 
 
+def test_what_stays_of_a_is_of_the_kernel_that_holds_it():
+    problem = GemmProblem(16, 9000, 512)
+    assert named("16x128x256 s4 tma r4", problem, H200).plan.resident == 4
+    for name, kernel, words in (
+        ("16x128x256 s4 tma", RESIDENT, "whole stages of A that stay, 64 blocks of K at most, got 0"),
+        ("16x128x256 s4 tma r3", RESIDENT, "whole stages of A that stay, 64 blocks of K at most, got 3"),
+        ("16x128x256 s4 tma r2", RESIDENT, "all of K to stay, got 512"),
+        ("8x128x256 s4 tma r4", RESIDENT, "one tile for all tokens, got 16"),
+        ("16x192x512 s2 tma r4", RESIDENT, "stages of 64 KB at most"),
+        ("64x192x256 s2 tma r4", RESIDENT, "registers for sums and accumulators of all blocks of a stage"),
+        ("16x128x256 s4 registers r4", RESIDENT, "the tma epilogue"),
+        ("16x64x128 s4 tma r4", DENSE, "keeps nothing of A in shared memory, got 4 blocks of K"),
+        ("16x64x256 s4 registers r4", SWAPPED, "keeps nothing of A in shared memory, got 4 blocks of K"),
+    ):
+        with pytest.raises(PlanError) as caught:
+            named(f"{kernel.NAME} {name}", problem, H200)
+        assert words in caught.value.reasons[kernel.NAME]
+
+
+def test_the_kernel_that_holds_a_says_what_it_does_not_take():
+    for problem, words in (
+        (GemmProblem(65, 9000, 512), "is for M up to 64, got 65"),
+        (GemmProblem(8, 9000, 500), "needs K of a multiple of 128, got 500"),
+        (GemmProblem(8, 9000, 512, d_dtype="float32"), "writes bfloat16 or float16, not float32"),
+    ):
+        assert RESIDENT.supports(problem, H200) == words
+    assert RESIDENT.candidates(GemmProblem(8, 64 * 132, 512), H200) == [], "each CTA has one tile"
+    assert RESIDENT.candidates(GemmProblem(8, 64 * 133, 512), H200) != []
+    assert RESIDENT.candidates(GemmProblem(64, 9000, 4096), H200) == [], "no room for a ring"
+
+
 def test_every_candidate_is_found_by_its_name():
     for d_dtype in ("bfloat16", "float32"):
         for m in (1, 16, 4096):
@@ -72,7 +103,8 @@ def test_every_candidate_is_found_by_its_name():
 def test_what_is_no_name_of_a_plan_is_refused(name):
     with pytest.raises(
         PlanError,
-        match=r"plan: expected BLOCK_MxBLOCK_NxBLOCK_K s<stages>.*overlap, rotate, widen, then w<warps>, as .*, got " + repr(name),
+        match=r"plan: expected BLOCK_MxBLOCK_NxBLOCK_K s<stages>.*overlap, rotate, widen, then w<warps>, r<blocks of K of A that stay>, as .*, got "
+        + repr(name),
     ):
         named(name, GemmProblem(64, 64, 128), H200)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import (
     sm80_gemm_rules,
+    sm90_fp8_gemm_1d2d_resident_rules,
     sm90_fp8_gemm_1d2d_rules,
     sm90_fp8_gemm_1d2d_swap_ab_rules,
     sm90_fp8_gemv_1d2d_rs_rules,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 KERNELS: tuple[KernelSpec, ...] = (
     sm90_fp8_gemm_1d2d_rules,
     sm90_fp8_gemm_1d2d_swap_ab_rules,
+    sm90_fp8_gemm_1d2d_resident_rules,
     sm90_fp8_gemv_1d2d_rules,
     sm90_fp8_gemv_1d2d_rs_rules,
     sm80_gemm_rules,

@@ -39,9 +39,12 @@ class Output(NamedTuple):
 
 
 def _pack_for(d_dtype: str) -> Callable[..., tuple[Any, ...]]:
-    """Registers first .. first + 7 (16 columns) as the four matrices of one stmatrix.x4: (r, c), (r + 8, c), (r, c + 8), (r + 8, c + 8)."""
+    """Registers first .. first + 7 (16 columns) as the four matrices of one stmatrix.x4: (r, c), (r + 8, c), (r, c + 8), (r + 8, c + 8).
+
+    Or so many of them.
+    """
     narrow = {"bfloat16": convert.f32x2_to_bf16x2, "float16": convert.f32x2_to_f16x2}[d_dtype]
-    return lambda frag, first: tuple(narrow(frag[first + 2 * j], frag[first + 2 * j + 1]) for j in range(4))
+    return lambda frag, first, count=4: tuple(narrow(frag[first + 2 * j], frag[first + 2 * j + 1]) for j in range(count))
 
 
 def addend_for(plan: Any) -> Any:
@@ -90,6 +93,31 @@ def store_panels_for(block_n: int, rows: int, d_dtype: str = "bfloat16") -> Call
             matrix.stmatrix_x4(row_address + panel * rows * 2 * columns + chunk * 16, *pack(frag, 8 * step))
 
     return store_panels
+
+
+def store_turned_for(block_m: int, d_dtype: str = "bfloat16") -> Callable[..., Any]:
+    """The operation that writes a warp's 16 rows of a transposed fragment, as two-byte elements, into 16 columns of a panel of `block_m` rows."""
+    pack = _pack_for(d_dtype)
+
+    @unrolled
+    def store_turned(frag: Fragment, address: u32) -> None:
+        """stmatrix.x4.trans - a fragment whose rows are columns of D, as bf16 or fp16, into a panel of 128-byte rows with the 128-byte swizzle.
+
+        PTX:       ISA 9.0, "stmatrix"; sm_90+
+        Scope:     warp
+        Args:      frag     float32 fragment of 64 x block_m
+                   address  u32  where this lane's row of the first 16 goes: row lane / 16 * 8 + lane % 8, chunk lane / 8 % 2 of the warp's two
+        Returns:   nothing
+        Lanes:     layouts.lanes.wgmma_accumulator
+        Emulates:  exactly
+        """
+        for step in range(block_m // 16):
+            matrix.stmatrix_x4_trans(address + step * (16 * 128), *pack(frag, 8 * step))
+        if block_m % 16:
+            first = block_m // 16 * 8
+            matrix.stmatrix_x2_trans(address + block_m // 16 * (16 * 128), *pack(frag, first, 2))
+
+    return store_turned
 
 
 def tma_epilogue(plan: Any, warpgroups: int, waves: int) -> Any:

@@ -78,6 +78,7 @@ ROW_SCALES = False
 WAITS = False
 LAUNCHES_DEPENDENTS = False
 WEIGHTS_FIRST = False
+RESIDENT = False
 
 
 def is_batch_invariant(plan: GemmPlan) -> bool:

@@ -25,6 +25,7 @@ ROW_SCALES = True
 WAITS = True
 LAUNCHES_DEPENDENTS = False
 WEIGHTS_FIRST = False
+RESIDENT = False
 
 
 def supports(problem: GemmProblem, device: Device) -> str | None:

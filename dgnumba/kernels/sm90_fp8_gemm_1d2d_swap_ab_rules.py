@@ -23,6 +23,7 @@ ROW_SCALES = True
 WAITS = True
 LAUNCHES_DEPENDENTS = True
 WEIGHTS_FIRST = True
+RESIDENT = False
 MOST_TOKENS = 128
 
 
@@ -119,8 +120,8 @@ def bind(plan: GemmPlan, laid: Any) -> tuple[Any, ...]:
     """The kernel's arguments, in order, for operands laid out by `layouts.operands`."""
     problem = laid.problem
     return (
-        _blocked(laid.a, plan.block_m, plan.block_k // 128),
-        _blocked(laid.b, plan.block_n, plan.block_k // 128),
+        blocked(laid.a, plan.block_m, plan.block_k // 128),
+        blocked(laid.b, plan.block_n, plan.block_k // 128),
         TensorMap.of(laid.sfa, (4, plan.block_m)) if plan.row_scales else TensorMap.of(laid.sfa.T, (plan.block_m, plan.block_k // 128)),
         TensorMap.of(laid.sfb, (4, 1)),
         u64(address(laid.d)),
@@ -133,7 +134,7 @@ def bind(plan: GemmPlan, laid: Any) -> tuple[Any, ...]:
     )
 
 
-def _blocked(x: Any, rows: int, blocks: int) -> TensorMap:
+def blocked(x: Any, rows: int, blocks: int) -> TensorMap:
     """The map of an operand whose box is `rows` rows of `blocks` blocks of 128 of K, block after block: K is two dimensions."""
     if blocks == 1:
         return TensorMap.of(x, (128, rows), swizzle=128)

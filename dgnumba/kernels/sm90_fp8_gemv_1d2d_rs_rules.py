@@ -36,6 +36,7 @@ ROW_SCALES = True
 WAITS = True
 LAUNCHES_DEPENDENTS = True
 WEIGHTS_FIRST = True
+RESIDENT = False
 
 
 def is_batch_invariant(plan: GemmPlan) -> bool:

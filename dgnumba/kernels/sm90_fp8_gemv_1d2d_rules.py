@@ -43,6 +43,7 @@ ROW_SCALES = False
 WAITS = True
 LAUNCHES_DEPENDENTS = True
 WEIGHTS_FIRST = True
+RESIDENT = False
 
 
 def is_batch_invariant(plan: GemmPlan) -> bool:

@@ -25,6 +25,7 @@ class GemmPlan:
     overlap                    a tile's store runs under the first products of the next tile
     band                       tiles of a band along the primary axis (`layouts.tiles`)
     warps                      warps that share a tile's K, each taking every so many-th block; 0: the kernel's roles say who does what
+    resident                   blocks of 128 of K of A that stay in shared memory for all tiles of a CTA; 0: A comes with each stage
     widen                      operands become float16 in the registers, where the tensor core lacks their type
     with_c                     an addend is read and added before the one rounding
     row_scales                 A's scales are read as they lie in row-major memory, K contiguous, rows of whole 16 bytes; else MN-major
@@ -49,6 +50,7 @@ class GemmPlan:
     overlap: bool = False
     band: int = 16
     warps: int = 0
+    resident: int = 0
     widen: bool = False
     with_c: bool = False
     row_scales: bool = False
@@ -63,6 +65,7 @@ class GemmPlan:
         """
         shared = f" c{self.cluster}{self.multicast or 'K'}" if self.cluster > 1 else ""
         loop = " rotate" * self.rotate + " overlap" * self.overlap + " widen" * self.widen + (f" w{self.warps}" if self.warps else "")
+        loop += f" r{self.resident}" * (self.resident > 0)
         launch = " weights_first" * self.weights_first
         return f"{self.block_m}x{self.block_n}x{self.block_k} s{self.num_stages}{shared} {self.epilogue}{loop}{launch}"
 
@@ -72,7 +75,7 @@ class GemmPlan:
         return self.name + ", row-major scales" * self.row_scales
 
 
-_NAME = re.compile(r"(?:(sm\w+) )?(\d+)x(\d+)x(\d+) s(\d+)(?: c(\d+)([ABK]))? (\w+)((?: \w+)*?)(?: w(\d+))?")
+_NAME = re.compile(r"(?:(sm\w+) )?(\d+)x(\d+)x(\d+) s(\d+)(?: c(\d+)([ABK]))? (\w+)((?: \w+)*?)(?: w(\d+))?(?: r(\d+))?")
 FROM_PROBLEM = ("with_c", "row_scales")
 """Of a plan's fields those that, beside the types, no name says: the problem decides them."""
 _SWITCHES = {field.name for field in fields(GemmPlan) if field.default is False}.difference(FROM_PROBLEM, ("pdl", "weights_first"))
@@ -90,14 +93,14 @@ def choices_named(name: str) -> dict[str, Any]:
         words = f", then any of {', '.join(sorted(_SWITCHES))}" if _SWITCHES else ""
         raise PlanError(
             "plan: expected BLOCK_MxBLOCK_NxBLOCK_K s<stages>, c<CTAs of a cluster> and A, B (the operand they share) or K (which they split), "
-            f"the epilogue{words}, then w<warps>, as '256x128x128 s4 c2A warp rotate', '64x64x128 s12 tma' or, with the kernel's name before it, "
-            f"'sm90_fp8_gemv_1d2d 8x16x128 s2 registers w16', got {name!r}"
+            f"the epilogue{words}, then w<warps>, r<blocks of K of A that stay>, as '256x128x128 s4 c2A warp rotate', '64x64x128 s12 tma' or, "
+            f"with the kernel's name before it, 'sm90_fp8_gemv_1d2d 8x16x128 s2 registers w16', got {name!r}"
         )
     block_m, block_n, block_k, num_stages = map(int, found.group(2, 3, 4, 5))
     cluster, multicast = (int(found[6]), found[7].replace("K", "") or None) if found[6] else (1, None)
     return ({"kernel": found[1]} if found[1] else {}) | {
         "block_m": block_m, "block_n": block_n, "block_k": block_k, "num_stages": num_stages, "cluster": cluster, "multicast": multicast,
-        "epilogue": found[8], "warps": int(found[10] or 0), **dict.fromkeys(switches, True),
+        "epilogue": found[8], "warps": int(found[10] or 0), "resident": int(found[11] or 0), **dict.fromkeys(switches, True),
     }  # fmt: skip
 
 
@@ -169,6 +172,7 @@ class KernelSpec(Protocol):
     WAITS                whether it waits for the grids before it itself (griddepcontrol.wait), so that it may be launched before they end
     LAUNCHES_DEPENDENTS  whether plans of it may have `pdl`: it lets the grids behind it begin (griddepcontrol.launch_dependents)
     WEIGHTS_FIRST        whether plans of it may have `weights_first`
+    RESIDENT             whether plans of it have `resident`
     """
 
     NAME: str
@@ -177,6 +181,7 @@ class KernelSpec(Protocol):
     WAITS: bool
     LAUNCHES_DEPENDENTS: bool
     WEIGHTS_FIRST: bool
+    RESIDENT: bool
 
     def supports(self, problem: GemmProblem, device: Device) -> str | None:
         """None when the kernel takes the problem on the device, else the reason why not."""

@@ -17,7 +17,7 @@ from ..layouts.tiles import band_tile
 from .figures import new_figure
 
 BANDED = ("sm90_fp8_gemm_1d2d", "sm80_gemm")
-M_FIRST = ("sm90_fp8_gemm_1d2d_swap_ab", "sm90_fp8_gemv_1d2d", "sm90_fp8_gemv_1d2d_rs")
+M_FIRST = ("sm90_fp8_gemm_1d2d_swap_ab", "sm90_fp8_gemm_1d2d_resident", "sm90_fp8_gemv_1d2d", "sm90_fp8_gemv_1d2d_rs")
 """Kernels by the order of their tiles: in bands (`layouts.tiles`), or the m blocks of one n block after another."""
 
 _band_tile = getattr(band_tile, "py_func", band_tile)

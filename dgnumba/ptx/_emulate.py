@@ -177,11 +177,13 @@ def bulk_load(name: str, dst: int, src: int, nbytes: int, bar: int) -> None:
 # 8x8 matrices
 
 
-def stmatrix(addresses: Sequence[int], *registers: Sequence[int]) -> None:
-    """Lane 8i + r gives the address of row r of matrix i; lane L holds two elements of row L/4 of each."""
+def stmatrix(addresses: Sequence[int], *registers: Sequence[int], is_transposed: bool = False) -> None:
+    """Lane 8i + r gives the address of row r of matrix i (of it transposed); lane L holds two elements of row L/4 of each."""
     if len(addresses) != 32:
         raise DivergenceError(f"stmatrix: expected a warp of 32 lanes, got {len(addresses)}")
     rows = np.array(registers, np.uint32).reshape(-1, 4).view(np.uint8)
+    if is_transposed:
+        rows = np.ascontiguousarray(rows.view(np.uint16).reshape(-1, 8, 8).transpose(0, 2, 1)).reshape(-1, 8).view(np.uint8)
     cta().smem.store_rows(addresses[: len(rows)], rows)
 
 

@@ -10,10 +10,10 @@ from ._declare import WARP, Registers, op, u32
 from ._emulate import ldmatrix, stmatrix
 
 _LOAD = "ldmatrix.sync.aligned.m8n8.x{n}{trans}.shared.b16 {{out}}, [{{address}}];"
-_TEXT = "stmatrix.sync.aligned.m8n8.x{n}.shared.b16 [{{address}}], {{{{{regs}}}}};"
+_TEXT = "stmatrix.sync.aligned.m8n8.x{n}{trans}.shared.b16 [{{address}}], {{{{{regs}}}}};"
 
 
-@op(_TEXT.format(n=1, regs="{r0}"), scope=WARP)
+@op(_TEXT.format(n=1, trans="", regs="{r0}"), scope=WARP)
 def stmatrix_x1(address: u32, r0: u32) -> None:
     """stmatrix.x1 - store one 8x8 matrix.
 
@@ -28,7 +28,7 @@ def stmatrix_x1(address: u32, r0: u32) -> None:
     stmatrix(address, r0)
 
 
-@op(_TEXT.format(n=2, regs="{r0}, {r1}"), scope=WARP)
+@op(_TEXT.format(n=2, trans="", regs="{r0}, {r1}"), scope=WARP)
 def stmatrix_x2(address: u32, r0: u32, r1: u32) -> None:
     """stmatrix.x2 - store two 8x8 matrices.
 
@@ -43,7 +43,7 @@ def stmatrix_x2(address: u32, r0: u32, r1: u32) -> None:
     stmatrix(address, r0, r1)
 
 
-@op(_TEXT.format(n=4, regs="{r0}, {r1}, {r2}, {r3}"), scope=WARP)
+@op(_TEXT.format(n=4, trans="", regs="{r0}, {r1}, {r2}, {r3}"), scope=WARP)
 def stmatrix_x4(address: u32, r0: u32, r1: u32, r2: u32, r3: u32) -> None:
     """stmatrix.x4 - store four 8x8 matrices.
 
@@ -56,6 +56,36 @@ def stmatrix_x4(address: u32, r0: u32, r1: u32, r2: u32, r3: u32) -> None:
     Emulates:  exactly
     """
     stmatrix(address, r0, r1, r2, r3)
+
+
+@op(_TEXT.format(n=2, trans=".trans", regs="{r0}, {r1}"), scope=WARP)
+def stmatrix_x2_trans(address: u32, r0: u32, r1: u32) -> None:
+    """stmatrix.x2.trans - store two 8x8 matrices, each transposed.
+
+    PTX:       ISA 9.0, "stmatrix"; sm_90+
+    Scope:     warp
+    Args:      address  u32  lanes 8i to 8i+7: 16-byte-aligned shared addresses of the rows of matrix i transposed; lanes 16-31: any valid address
+               r0, r1   u32  two 16-bit elements of matrix 0 and 1
+    Returns:   nothing
+    Lanes:     layouts.lanes.MATRIX_8X8
+    Emulates:  exactly
+    """
+    stmatrix(address, r0, r1, is_transposed=True)
+
+
+@op(_TEXT.format(n=4, trans=".trans", regs="{r0}, {r1}, {r2}, {r3}"), scope=WARP)
+def stmatrix_x4_trans(address: u32, r0: u32, r1: u32, r2: u32, r3: u32) -> None:
+    """stmatrix.x4.trans - store four 8x8 matrices, each transposed.
+
+    PTX:       ISA 9.0, "stmatrix"; sm_90+
+    Scope:     warp
+    Args:      address  u32  lanes 8i to 8i+7: 16-byte-aligned shared addresses of the rows of matrix i transposed
+               r0..r3   u32  two 16-bit elements of matrix 0 to 3
+    Returns:   nothing
+    Lanes:     layouts.lanes.MATRIX_8X8
+    Emulates:  exactly
+    """
+    stmatrix(address, r0, r1, r2, r3, is_transposed=True)
 
 
 @op(_LOAD.format(n=2, trans=""), scope=WARP)

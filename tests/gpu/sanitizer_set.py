@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import numpy as np  # noqa: E402
-from cases import plan, skinny, skinny_rs, swapped, with_all_stages  # noqa: E402
+from cases import plan, resident, skinny, skinny_rs, swapped, with_all_stages  # noqa: E402
 
 from dgnumba import api  # noqa: E402
 from dgnumba.quant.reference import exact_integer_reference  # noqa: E402
@@ -37,6 +37,8 @@ SET = [
     (swapped(8, 128, split=4), 5, 200, 1100),
     (swapped(64, 64, block_k=256), 60, 100, 1024),
     (swapped(48, 128, d_dtype="float32"), 40, 300, 700),
+    (resident(16), 9, 40000, 512),
+    (resident(64, held=10), 60, 200, 1280),
     (skinny(8, 2, 16), 1, 2112, 7168),
     (skinny(8, 4, 2, block_n=64), 7, 100, 640),
     (skinny_rs(8, 2, 4), 5, 2112, 7168),

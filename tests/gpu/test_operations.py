@@ -120,7 +120,9 @@ def matrices(registers, out):
     r0, r1, r2, r3 = registers[i, 0], registers[i, 1], registers[i, 2], registers[i, 3]
     matrix.stmatrix_x1(base + lane % 8 * 16, r0)
     matrix.stmatrix_x2(base + 256 + lane % 16 * 16, r1, r2)
+    matrix.stmatrix_x2_trans(base + 512 + lane % 16 * 16, r0, r3)
     matrix.stmatrix_x4(base + 1024 + lane * 16, r0, r1, r2, r3)
+    matrix.stmatrix_x4_trans(base + 1536 + lane * 16, r0, r1, r2, r3)
     thread.syncwarp()
     for part in range(4):
         words = memory.load_shared_v4(base + lane * 64 + 16 * u32(part))

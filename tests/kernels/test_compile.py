@@ -9,10 +9,12 @@ from cases import (
     DENSE_BLOCK_MS,
     DENSE_EPILOGUES,
     KERNEL_OF,
+    RESIDENT,
     SKINNY_RS,
     SWAPPED,
     plan,
     refusal,
+    resident,
     skinny,
     skinny_rs,
     swapped,
@@ -55,6 +57,12 @@ SPREAD = [
     plan(256, 128, share="A", epilogue="warp", rotate=True, with_c=True, row_scales=True),
     plan(128, 192, share="B", d_dtype="float16", row_scales=True),
     plan(64, 64, d_dtype="float32", row_scales=True),
+    resident(8, 4),
+    resident(24, 3),
+    resident(64),  # most registers of two warpgroups
+    resident(48, 3, with_c=True),  # and of three
+    resident(32, 4, held=8, d_dtype="float16"),
+    resident(32, 2, block_k=512),
 ]
 SPREAD = [
     *map(with_all_stages, SPREAD),
@@ -71,12 +79,14 @@ SPREAD = [
     # built to begin before the grid before has ended
     with_all_stages(swapped(64, 128, d_dtype="float16", with_c=True, row_scales=True, pdl=True)),
     with_all_stages(swapped(8, 128, split=2, block_k=256, pdl=True)),
+    with_all_stages(resident(32, held=12, pdl=True)),
     skinny(8, 2, 16, pdl=True),
     skinny_rs(16, 3, 2, row_scales=True, pdl=True),
     skinny_rs(8, 1, 2, block_n=32, split=8, pdl=True),
     # and to ask for its first weights before it waits
     with_all_stages(swapped(64, 128, d_dtype="float16", with_c=True, row_scales=True, pdl=True, weights_first=True)),
     with_all_stages(swapped(16, 64, block_k=512, pdl=True, weights_first=True)),
+    with_all_stages(resident(24, held=12, pdl=True, weights_first=True)),
     skinny(8, 2, 16, pdl=True, weights_first=True),
     skinny_rs(16, 3, 2, row_scales=True, pdl=True, weights_first=True),
     skinny_rs(16, 2, 4, block_n=64, pdl=True, weights_first=True),
@@ -106,6 +116,7 @@ def test_a_spread_of_plans_compiles(chosen):
     "chosen, first",
     [
         (swapped(16, 64, 4, block_k=512, pdl=True), 0),
+        (resident(16, 2, pdl=True), 0),
         (skinny(8, 2, 16, pdl=True), 10),
         (skinny_rs(8, 2, 2, block_n=32, pdl=True), 10),
         (skinny_rs(16, 2, 4, block_n=64, row_scales=True, pdl=True), 10),
@@ -114,7 +125,7 @@ def test_a_spread_of_plans_compiles(chosen):
 )
 def test_machine_code_waits_where_the_source_does(chosen, first):
     """Loads stay on their side of griddepcontrol.wait: all behind it, or, of the first weights, before it. ptxas may move .nc's."""
-    is_tma = chosen.kernel == SWAPPED.NAME
+    is_tma = chosen.kernel in (SWAPPED.NAME, RESIDENT.NAME)
     for is_first in (False, True):
         plan_of_it = dataclasses.replace(chosen, weights_first=is_first)
         built = KERNEL_OF[chosen.kernel].build(plan_of_it)

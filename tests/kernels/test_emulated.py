@@ -16,6 +16,7 @@ from cases import (
     expected_of,
     plan,
     refusal,
+    resident,
     skinny,
     skinny_rs,
     swapped,
@@ -62,6 +63,12 @@ CASES = [
     (swapped(24, 64, split=4, block_k=256), 20, 64, 2048, 132),  # two blocks of K a stage
     (swapped(32, 64, block_k=512), 17, 64, 1024, 1),
     (swapped(64, 64), 70, 66, 130, 1),  # two tiles of tokens
+    # all of A stays
+    (resident(8), 5, 130, 384, 1),  # three tiles of one CTA; the last of four blocks that have room comes from beyond K
+    (resident(8, held=10), 5, 330, 1280, 1),  # six tiles in rounds of two, the ring turned seven times
+    (resident(24, 4, 3), 20, 700, 512, 2),  # eleven tiles over eight warpgroups; a turned matrix of eight tokens
+    (resident(16, block_k=512, held=8, d_dtype="float16"), 16, 200, 640, 1),  # the second stage's last blocks come from beyond K
+    (resident(48, 3, held=2), 33, 72, 256, 132),  # columns past the end; two warpgroups without a tile
     (skinny(8), 5, 50, 640, 132),  # weights straight to the registers: five blocks of K over two warps, rows past the end
     (skinny(8, 4, 1), 8, 16, 1152, 132),  # one warp, four blocks on their way, nine of them
     (skinny(8, 2, 4, block_n=64, d_dtype="float32"), 1, 70, 256, 132),  # warps side by side, some without a block of K
@@ -91,14 +98,19 @@ CASES = [
     (swapped(8, 64, row_scales=True), 5, 65, 900, 1),  # eight blocks of K: four come, of which one is taken
     (swapped(24, 64, block_k=256, row_scales=True), 20, 64, 768, 1),  # the last two of four come from beyond K
     (swapped(8, 64, split=2, block_k=512, row_scales=True), 8, 64, 1152, 132),
+    (resident(8, with_c=True), 7, 330, 256, 1),
+    (resident(24, d_dtype="float16", with_c=True), 17, 72, 256, 1),
     # built to let the grid behind it begin
     (swapped(8, 64, pdl=True), 5, 130, 130, 1),
     (swapped(8, 64, split=2, block_k=256, pdl=True), 5, 70, 1024, 132),
+    (resident(8, pdl=True), 5, 130, 256, 1),
     (skinny(8, 4, 2, pdl=True), 5, 50, 640, 132),
     (skinny_rs(16, 3, 1, block_n=64, split=2, pdl=True), 9, 70, 640, 132),
     # and to ask for its first weights before it waits
     (swapped(8, 64, 4, pdl=True, weights_first=True), 5, 130, 200, 2),
     (swapped(8, 64, split=2, block_k=256, pdl=True, weights_first=True), 5, 70, 1280, 132),
+    (resident(8, 2, 3, pdl=True, weights_first=True), 5, 330, 512, 1),
+    (resident(8, 3, 4, pdl=True, weights_first=True), 5, 330, 512, 1),
     (skinny(8, 3, 4, pdl=True, weights_first=True), 5, 50, 1152, 132),
     (skinny_rs(16, 2, 2, block_n=64, pdl=True, weights_first=True), 9, 70, 640, 132),
     (plan(16, 16, row_scales=True), 17, 19, 1153, 1),  # ten blocks of K: of the last four that come two lie beyond it

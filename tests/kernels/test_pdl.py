@@ -9,7 +9,7 @@ from unittest.mock import patch
 import mutation
 import numpy as np
 import pytest
-from cases import KERNEL_OF, SWAPPED, addend, emulate, expected_of, plan, portable, skinny, skinny_rs, swapped
+from cases import KERNEL_OF, SWAPPED, addend, emulate, expected_of, plan, portable, resident, skinny, skinny_rs, swapped
 from kernels.int4_products import H200, INT4, PORTABLE_INT4, Int4Product
 
 from dgnumba import emu
@@ -40,7 +40,7 @@ class Watch(emu.Observer):
 
     def run(self, kernel, grid, threads, args, **more):
         """In the place of `emu.run`; the weights are the second operand's tensor map, or what its address, or that of the records, points at."""
-        is_dense = not isinstance(args[0], TensorMap) or len(args) == 11
+        is_dense = not isinstance(args[0], TensorMap) or isinstance(args[3], TensorMap)
         self.weights = [place_of(operand, more["arrays"]) for operand in ((args[1], args[3]) if is_dense else (args[2],))]
         emu_run(kernel, grid, threads, args, observe=self, **more)
 
@@ -92,6 +92,7 @@ DENSE_CASES = [
     (swapped(8, 64, 3, pdl=True), 5, 130, 700),
     (swapped(8, 128, 2, split=2, block_k=256, pdl=True), 5, 100, 1536),
     (swapped(16, 64, 2, block_k=512, pdl=True), 20, 40, 1536),
+    (resident(8, pdl=True), 5, 130, 512),
     (skinny(8, 2, 2, pdl=True), 5, 50, 1024),
     (skinny(8, 4, 2, block_n=32, pdl=True), 5, 50, 640),
     (skinny_rs(8, 1, 2, pdl=True), 3, 20, 1536),
@@ -114,6 +115,9 @@ FIRST_CASES = [
     (20, swapped(8, 64, 10, pdl=True), 5, 130, 200, 2),  # and here all that there is
     (4, swapped(8, 64, 2, split=2, block_k=256, pdl=True, row_scales=True), 5, 60, 1280, 132),
     (4, swapped(8, 64, 2, block_k=512, pdl=True, with_c=True), 12, 40, 1536, 1),
+    (12, resident(8, 2, 3, pdl=True), 5, 330, 512, 1),  # two stages a tile: of two warpgroups' rings, into a second round of tiles
+    (12, resident(8, 2, 5, pdl=True), 5, 180, 512, 1),  # and here all that there is: in the second round one warpgroup has a tile
+    (4, resident(8, 3, 4, pdl=True), 5, 60, 512, 132),  # two warpgroups have no tile
     (10, skinny(8, 2, 2, pdl=True), 5, 20, 640, 132),
     (20, skinny(8, 4, 2, block_n=32, pdl=True), 5, 20, 1152, 132),
     (15, skinny(8, 3, 2, pdl=True), 5, 16, 640, 132),  # one warp has two blocks, the other three
@@ -142,13 +146,14 @@ def test_first_weights_are_asked_for_before_the_wait(first, chosen, m, n, k, num
 WAITS = [
     m
     for m in mutation.mutants()
-    if m.call == WAIT and m.module in ("sm90_fp8_gemm_1d2d_swap_ab", "sm90_fp8_gemv_1d2d", "sm90_fp8_gemv_1d2d_rs")
+    if m.call == WAIT
+    and m.module in ("sm90_fp8_gemm_1d2d_swap_ab", "sm90_fp8_gemm_1d2d_resident", "sm90_fp8_gemv_1d2d", "sm90_fp8_gemv_1d2d_rs")
 ]
 
 
 def test_each_wait_of_the_kernels_is_among_them():
     assert Counter((m.module.rpartition("1d2d")[2], m.function) for m in WAITS) == {
-        ("_swap_ab", "kernel"): 2, ("", "kernel"): 1, ("", "sums"): 1, ("_rs", "kernel"): 1, ("_rs", "sums"): 1
+        ("_swap_ab", "kernel"): 2, ("_resident", "kernel"): 2, ("", "kernel"): 1, ("", "sums"): 1, ("_rs", "kernel"): 1, ("_rs", "sums"): 1
     }  # fmt: skip
 
 
@@ -157,6 +162,7 @@ def test_a_wait_that_is_missing_is_noticed(mutant):
     """No result can show it, as the emulator runs one grid after another: the order does, of a plan with first weights or of one without."""
     first, chosen = {
         ("sm90_fp8_gemm_1d2d_swap_ab", "kernel"): (6, swapped(8, 64, 3, pdl=True, weights_first=True)),
+        ("sm90_fp8_gemm_1d2d_resident", "kernel"): (4, resident(8, 2, 3, pdl=True, weights_first=True)),
         ("sm90_fp8_gemv_1d2d", "kernel"): (0, skinny(8, 2, 2, pdl=True)),
         ("sm90_fp8_gemv_1d2d", "sums"): (10, skinny(8, 2, 2, pdl=True, weights_first=True)),
         ("sm90_fp8_gemv_1d2d_rs", "kernel"): (0, skinny_rs(8, 1, 1, pdl=True)),
@@ -237,9 +243,16 @@ def test_without_it_nobody_is_let_begin(policy):
 
 def test_a_launch_with_pdl_builds_it_where_the_kernel_can():
     can = {kernel.NAME for kernel in (*KERNELS, *INT4_KERNELS) if kernel.LAUNCHES_DEPENDENTS}
-    assert can == {"sm90_fp8_gemm_1d2d_swap_ab", "sm90_fp8_gemv_1d2d", "sm90_fp8_gemv_1d2d_rs", "sm90_int4_gemm", "sm90_int4_gemv"}
+    assert can == {
+        "sm90_fp8_gemm_1d2d_resident",
+        "sm90_fp8_gemm_1d2d_swap_ab",
+        "sm90_fp8_gemv_1d2d",
+        "sm90_fp8_gemv_1d2d_rs",
+        "sm90_int4_gemm",
+        "sm90_int4_gemv",
+    }
     assert all(kernel.WAITS for kernel in (*KERNELS, *INT4_KERNELS) if kernel.LAUNCHES_DEPENDENTS)
-    for chosen in (plan(64, 64), portable("float8_e4m3fn", 128, 128), swapped(8, 64), skinny(8), skinny_rs(8)):
+    for chosen in (plan(64, 64), portable("float8_e4m3fn", 128, 128), swapped(8, 64), resident(8), skinny(8), skinny_rs(8)):
         kernel = KERNEL_OF[chosen.kernel]
         assert launched(chosen, kernel, False) == chosen
         assert launched(chosen, kernel, True) == dataclasses.replace(chosen, pdl=kernel.LAUNCHES_DEPENDENTS)

@@ -105,6 +105,8 @@ GOLDEN = {
     "matrix.ldmatrix_x4_trans": rf"ldmatrix\.sync\.aligned\.m8n8\.x4\.trans\.shared\.b16 {{{R}, {R}, {R}, {R}}}, \[{R}\];",
     "matrix.stmatrix_x1": rf"stmatrix\.sync\.aligned\.m8n8\.x1\.shared\.b16 \[{R}\], {{{R}}};",
     "matrix.stmatrix_x2": rf"stmatrix\.sync\.aligned\.m8n8\.x2\.shared\.b16 \[{R}\], {{{R}, {R}}};",
+    "matrix.stmatrix_x2_trans": rf"stmatrix\.sync\.aligned\.m8n8\.x2\.trans\.shared\.b16 \[{R}\], {{{R}, {R}}};",
+    "matrix.stmatrix_x4_trans": rf"stmatrix\.sync\.aligned\.m8n8\.x4\.trans\.shared\.b16 \[{R}\], {{{R}, {R}, {R}, {R}}};",
     "matrix.stmatrix_x4": rf"stmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16 \[{R}\], {{{R}, {R}, {R}, {R}}};",
     "mbarrier.arrive": rf"mbarrier\.arrive\.shared::cta\.b64 _, \[{R}\];",
     "mbarrier.arrive_cluster_if": rf"setp\.ne\.b32 p, {R}, 0; @p mapa\.shared::cluster\.u32 remote, {R}, {R}; "

@@ -227,6 +227,25 @@ def test_stmatrix_puts_lane_l_into_row_l_over_4(count: int) -> None:
             assert words.tolist() == [8 * row + 100 * m + c for c in range(8)]
 
 
+@pytest.mark.parametrize("count", [2, 4])
+def test_stmatrix_trans_puts_lane_l_into_column_l_over_4(count: int) -> None:
+    got = []
+    store = {2: matrix.stmatrix_x2_trans, 4: matrix.stmatrix_x4_trans}[count]
+
+    def kernel():
+        lane = u32(cuda.threadIdx.x)
+        registers = [lane * 2 + 100 * m | (lane * 2 + 100 * m + 1) << 16 for m in range(count)]
+        store(TILE + lane * 48, *registers)
+        if lane == 0:
+            got.append(shared_bytes(TILE, 32 * 48))
+
+    launch(kernel)
+    for m in range(count):
+        for row in range(8):
+            words = got[0][(8 * m + row) * 48 :][:16].view(np.uint16)
+            assert words.tolist() == [8 * c + 100 * m + row for c in range(8)]
+
+
 # wgmma
 
 

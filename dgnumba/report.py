@@ -11,6 +11,7 @@ import numpy as np
 from .dtypes import as_dtype
 from .errors import ProblemError
 from .quant import QTensor, error_bound, gemm_reference, int4_error_bound, int4_gemm_reference
+from .quant.int4_weights import scale_range_of
 from .quant.reference import TAU_FLOAT32, TAU_WGMMA
 
 Progress = Callable[[int, int], None]
@@ -96,20 +97,28 @@ def verify(
 
 
 def verify_int4(
-    a: Any, w: QTensor, d: Any, *, originals: tuple[Any, Any] | None = None, progress: Progress | None = None, fold: bool | None = None
+    a: Any,
+    w: QTensor,
+    d: Any,
+    *,
+    originals: tuple[Any, Any] | None = None,
+    progress: Progress | None = None,
+    fold: bool | None = None,
+    f16_sums: bool | None = None,
 ) -> Verdict:
     """`verify` for ``d = a @ w.T`` with weights of 4 bits; `a` an array of 16-bit floats, or a QTensor, `w` a QTensor.
 
-    `fold` as of `int4_error_bound`: whether scales were folded into the weights; False for what the host made.
+    `fold` and `f16_sums` as of `int4_error_bound`: whether scales were folded into the weights, and sums were float16; False for what the host made.
     """
     m, n = np.shape(d)
     if (m, n) != (a.shape[0], w.shape[0]):
         raise ProblemError(f"d: expected [M, N] = {[a.shape[0], w.shape[0]]}, got {[m, n]}")
     largest, used, outside, first, unbounded = 0.0, 0.0, 0, None, 0
     lost = size = 0.0
+    ways: dict[str, Any] = {"fold": fold, "f16_sums": f16_sums, "scale_range": scale_range_of(w)}
     for columns in (slice(j, min(j + TILE_N, n)) for j in range(0, n, TILE_N)):
         part = w.rows(columns.start, columns.stop)
-        expected, bound = int4_gemm_reference(a, part)[0], int4_error_bound(a, part, as_dtype(d.dtype), fold=fold)
+        expected, bound = int4_gemm_reference(a, part)[0], int4_error_bound(a, part, as_dtype(d.dtype), **ways)
         found = np.asarray(d[:, columns]).astype(np.float64)
         error, bad = _compare(found, expected, bound)
         if bad.any() and first is None:

@@ -132,8 +132,8 @@ def gemm(a: str, b: str, form: str, kind: Activation, output: str | None, dtype:
     from ..report import verify_int4
 
     with progress("check against float64") as step:
-        beside, fold = None if original is None else (x, original), False if place == "host" else None
-        verdict = verify_int4(left, q, d, originals=beside, progress=step, fold=fold)
+        beside, way = None if original is None else (x, original), False if place == "host" else None
+        verdict = verify_int4(left, q, d, originals=beside, progress=step, fold=way, f16_sums=way)
     out.print(f"   {verdict}")
     if verdict.quantization is not None:
         out.print(f"   against the product of the unquantized files: {100 * verdict.quantization:.2g} % off, which is the price of {form}")

@@ -175,12 +175,19 @@ def _floats(a: Any) -> Any:
 
 
 def int4_error_bound(
-    a: Any, w: QTensor, out_dtype: DType | str = "bfloat16", *, fold: bool | None = None, f16_sums: bool | None = None
+    a: Any,
+    w: QTensor,
+    out_dtype: DType | str = "bfloat16",
+    *,
+    fold: bool | None = None,
+    f16_sums: bool | None = None,
+    scale_range: tuple[float, float] | None = None,
 ) -> Any:
     """How far each element of a right result may lie from `int4_gemm_reference`, float64 ``[M,N]``.
 
     `fold` says which way the plan goes (`Int4Plan.fold`): False, scales meet sums; True, they meet weights; None, either, as the settings allow.
-    `f16_sums` likewise whether its sums are float16 (`Int4Plan.f16_sums`), where they can be.
+    `f16_sums` likewise whether its sums are float16 (`Int4Plan.f16_sums`), where they can be. `scale_range` is that of all scales, the least but 0 and
+    the largest, where `w` is but some of the rows that are multiplied.
 
     With S = the sum of the magnitudes of all terms, S~ the same as the tensor core aligns them, C the oracle's value, u the unit roundoff of the
     output type, G the groups of K::
@@ -213,8 +220,9 @@ def int4_error_bound(
     x, y = _as_aligned(a, w, kind, zeros, folds)
     aligned = size if x is a and y is w else _size(x, y)
     error = off * size + (1 + off) * (4 if zeros == "float" else 1) * (tau * aligned + (2 * groups + 6) * F32.unit_roundoff * size)
-    if _sums_f16(f16_sums, a, w, out):
-        error = error + _rounded_to_f16(a, w, size + tau * aligned)
+    ratio = f16_ratio(scale_range or scale_range_of(w), k)
+    if ratio is not None and _sums_f16(f16_sums, a, w, out):
+        error = error + _rounded_to_f16(a, w, size + tau * aligned, ratio)
     unit = 0.0 if out is F32 else out.unit_roundoff
     least, most = _met_last(a, w)
     tiny = out.min_subnormal + F32.min_subnormal * (groups + 1 + _LARGEST_TERM.get(kind, 16) * k) * most
@@ -306,22 +314,20 @@ def _folds(fold: bool | None, kind: DType, zeros: Zeros) -> bool:
 
 
 def _sums_f16(f16_sums: bool | None, a: Any, w: QTensor, out: DType) -> bool:
-    """Whether sums are float16, or may be."""
+    """Whether sums are float16, or may be, as far as types and settings go."""
     is_by_row = isinstance(a, QTensor) and a.dtype is E4M3 and not _by_blocks(a)
-    if not is_by_row or not _is_subnormal_int4(w, _zeros_of(w)) or f16_ratio(scale_range_of(w), w.shape[1]) is None:
+    if not is_by_row or not _is_subnormal_int4(w, _zeros_of(w)):
         return False
     settings = config.current()
     return out is BF16 and not (settings.float32_sums or settings.batch_invariant) if f16_sums is None else f16_sums
 
 
-def _rounded_to_f16(a: Any, w: QTensor, size: Any) -> Any:
+def _rounded_to_f16(a: Any, w: QTensor, size: Any, ratio: float) -> Any:
     """What sums in float16 lose: a share of the terms' magnitudes, and halves of the last bit below the normal numbers."""
     k, group = w.shape[1], min(w.granularity[1], 128)
     groups, sums = -(-k // group), -(-k // 1024)
     roundings = 4 + 1 + 8 * (128 // group) + sums + 1
     share = (1 + F16.unit_roundoff) ** roundings - 1
-    ratio = f16_ratio(scale_range_of(w), k)
-    assert ratio is not None
     of_groups = np.abs(w.scales.astype(np.float64)).sum(axis=1) * -(-min(w.granularity[1], k) // group)
     columns = np.repeat(of_groups, w.granularity[0])[None, : w.shape[0]]
     lost = 2.0**8 * F16.min_subnormal / 2 * (4 * columns + (groups + sums + 2) / ratio)

@@ -186,8 +186,8 @@ def int4_error_bound(
     """How far each element of a right result may lie from `int4_gemm_reference`, float64 ``[M,N]``.
 
     `fold` says which way the plan goes (`Int4Plan.fold`): False, scales meet sums; True, they meet weights; None, either, as the settings allow.
-    `f16_sums` likewise whether its sums are float16 (`Int4Plan.f16_sums`), where they can be. `scale_range` is that of all scales, the least but 0 and
-    the largest, where `w` is but some of the rows that are multiplied.
+    `f16_sums` likewise whether its sums are float16 (`Int4Plan.f16_sums`), where they can be. `scale_range` is that of all scales, the least
+    but 0 and the largest, where `w` is but some of the rows that are multiplied.
 
     With S = the sum of the magnitudes of all terms, S~ the same as the tensor core aligns them, C the oracle's value, u the unit roundoff of the
     output type, G the groups of K::

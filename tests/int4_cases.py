@@ -87,6 +87,14 @@ def exact_problem(rng, kind, variant, m, n, k):
     return exact(rng, a, q)
 
 
+def few(rng, a):
+    """60 elements of each row, 1 or -1, and 0 for the rest: of 8 times 2 each at most, in units of a half, any sum is one of float16's integers."""
+    m, k = a.shape
+    nonzero = rng.permuted(np.tile(np.arange(k) < 60, (m, 1)), axis=1)
+    values = np.where(nonzero, rng.choice([-1, 1], (m, k)), 0).astype(np.float32)
+    return dataclasses.replace(a, data=values.astype(a.dtype.numpy))
+
+
 def small(q):
     """The same weights, small enough that a gated product of them is one of float16's numbers."""
     return dataclasses.replace(q, scale=q.scale / np.float32(64))

@@ -198,6 +198,10 @@ TRIALS = {
         Int4Product("int8", "int4_g128", 8, 390, 256, (8, 64, 1, 2, 1), 4, tail=2),
         Int4Product("float8_e4m3fn", "int4_g128", 150, 40, 300, (192, 64, 1, 2, 1), 1),
         Int4Product("int8", "int4_g128", 150, 90, 512, (192, 128, 1, 2, 2)),
+        # a sum of eight records and one of two, the ring again and again; shared by two CTAs; two records a stage
+        Int4Product("float8_e4m3fn_row", "int4_g128", 8, 70, 1200, (8, 64, 1, 2, 1), 1, f16_sums=True),
+        Int4Product("float8_e4m3fn_row", "int4_g128", 8, 90, 512, (8, 128, 1, 2, 2), f16_sums=True),
+        Int4Product("float8_e4m3fn_row", "int4_g64", 8, 64, 1280, (8, 64, 2, 2, 1), 1, f16_sums=True),
     ],
     PORTABLE_INT4.NAME: [
         Int4Product("bfloat16", "int4_row", 8, 20, 600, (8, 64, 1, 3, 1), kernel=PORTABLE_INT4.NAME),

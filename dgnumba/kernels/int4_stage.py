@@ -201,9 +201,8 @@ class Multiply:
             self.mma = wgmma.mma_rs_s8_for(b=operand)
         else:
             self.mma = (wgmma.mma_rs_f16_for if plan.f16_sums else wgmma.mma_rs_for)(plan.a_dtype, plan.a_dtype, b=operand)
-        in_words = self.is_integer or plan.f16_sums
-        self.fresh = fragment.undefined_s32 if in_words else fragment.undefined
-        self.wait_for = wgmma.wait_s32 if in_words else wgmma.wait
+        self.in_words = self.is_integer or plan.f16_sums
+        self.fresh = fragment.undefined_s32 if self.in_words else fragment.undefined
         self.registers = plan.block_m // (4 if plan.f16_sums else 2)
         # groups of 16 in steps of 32: each takes the registers of its half of a step's columns, and zeros for the other
         self.halves = (0, 1) if plan.group == 16 and not self.take.is_wide else (None,)
@@ -247,7 +246,9 @@ class Multiply:
 
     def wait(self, accs: list[Any]) -> list[Any]:
         """The accumulators, now readable."""
-        return [self.wait_for(acc, 0) for acc in accs]
+        if self.in_words:
+            return [wgmma.wait_s32(acc, 0) for acc in accs]
+        return [wgmma.wait(acc, 0) for acc in accs]
 
     def promoted(self, total: Any, accs: list[Any], scales: list[Any], rests: list[Any], columns: Any) -> Any:
         """total += scales * accs, group by group."""

@@ -45,6 +45,7 @@ class Int4Product:
     pdl: bool = False
     fold: bool = False
     tail: int = 1
+    f16_sums: bool = False
 
     @property
     def rules(self):
@@ -58,6 +59,7 @@ class Int4Product:
             + "-gate" * self.has_gate
             + "-pdl" * self.pdl
             + "-fold" * self.fold
+            + "-f16sums" * self.f16_sums
             + "-tail" * (self.tail > 1)
         )
         return f"{self.kind}-{self.variant}-{self.m}x{self.n}x{self.k}-{'x'.join(map(str, self.tile))}-{self.out}{fused}"
@@ -65,6 +67,8 @@ class Int4Product:
     def operands(self, rng):
         """Checked operands whose sums are exact, and what the host makes of them."""
         a, q = cases.exact_problem(rng, self.kind, self.variant, self.m, self.n, self.k)
+        if self.f16_sums:
+            a = cases.few(rng, a)
         gate = None
         if self.has_gate:
             q, gate = cases.gate_pair(rng, self.variant, self.n, self.k)
@@ -79,7 +83,7 @@ class Int4Product:
         """The plan with this tile."""
         block_m, block_n, records, num_stages, split = self.tile
         choices = {"block_m": block_m, "block_n": block_n, "records": records, "num_stages": num_stages, "split": split,
-                   "widen": self.widen, "pdl": self.pdl, "fold": self.fold, "tail": self.tail}  # fmt: skip
+                   "widen": self.widen, "pdl": self.pdl, "fold": self.fold, "tail": self.tail, "f16_sums": self.f16_sums}  # fmt: skip
         return Int4Plan.of(problem, self.kernel, **choices)
 
     def run(self, module, policy: str, seed: int = 0) -> None:

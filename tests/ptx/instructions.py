@@ -35,6 +35,7 @@ FAMILIES = {
 # The operations that are made to measure: one of each is enough to look at.
 MMA = wgmma.mma_for("float8_e4m3fn", "float8_e4m3fn", a=SmemDescriptor(), b=SmemDescriptor())
 MMA_RS = wgmma.mma_rs_for("float8_e4m3fn", "float8_e4m3fn", b=SmemDescriptor())
+MMA_RS_F16 = wgmma.mma_rs_f16_for("float8_e4m3fn", "float8_e4m3fn", b=SmemDescriptor())
 MMA_RS_S8 = wgmma.mma_rs_s8_for(b=SmemDescriptor())
 MMA_TILE = mma.tile_for("bfloat16", 2, 4)
 LOAD_TILES = matrix.load_tiles_for(2, 2048)
@@ -71,7 +72,7 @@ GOOD = {
     "f32": ("f0", "f1", "f2", "f3"),
     "bool": ("(a < b)",),
     "fragment": ("frag", "frag", "frag", "frag2"),
-    "registers": ("regs",),
+    "registers": ("regs", "regs"),
     "registers 2": ("regs2",),
     "registers 4": ("regs", "regs"),
     "fragment 2": ("frag2",),

@@ -57,6 +57,7 @@ GOLDEN = {
     "convert.f32x4_to_e4m3x4": rf"cvt\.rn\.satfinite\.e4m3x2\.f32 low, {F}, {F}; cvt\.rn\.satfinite\.e4m3x2\.f32 high, {F}, {F}; "
     rf"mov\.b32 {R}, {{low, high}};",
     "convert.fma": rf"fma\.rn\.f32 {F}, {F}, {F}, {F};",
+    "packed.fma_f16x2": rf"fma\.rn\.f16x2 {R}, {R}, {R}, {R};",
     "packed.fma_bf16x2": rf"fma\.rn\.bf16x2 {R}, {R}, {R}, {R};",
     "convert.fma_up": rf"fma\.rp\.f32 {F}, {F}, {F}, {F};",
     "convert.forget": r"// forget",
@@ -90,6 +91,8 @@ GOLDEN = {
     "fragment.promote_columns": rf"mul\.(?:rn\.)?f32 {F}, {F}, {F};",
     "fragment.bits": rf"mov\.b32 {R}, {F};",
     "memory.load_cluster_u32": rf"ld\.shared::cluster\.b32 {R}, \[{R}\];",
+    "fragment.promote_f16x2": rf"fma\.rn\.f16x2 {R}, {R}, {R}, {R};",
+    "fragment.scaled_f16x2_bits": rf"(?s)cvt\.f32\.f16 {F}, low; cvt\.f32\.f16 {F}, high;.*?mul\.(?:rn\.)?f32 {F}, {F}, {F};",
     "fragment.promote_both": rf"mul\.(?:rn\.)?f32 {F}, {F}, {F};",
     "fragment.promote_s32": rf"cvt\.rn\.f32\.s32 {F}, {R};",
     "fragment.undefined": r"",

@@ -137,6 +137,7 @@ TRIALS = {
         Product(swapped(8, 64, 4, pdl=True, weights_first=True), 8, 130, 200, 1),
         Product(swapped(8, 64, 4, pdl=True, weights_first=True), 5, 67, 200, 132),
         Product(swapped(8, 64, block_k=256, pdl=True, weights_first=True), 8, 130, 768, 1),
+        Product(swapped(8, 64, split=8), 8, 64, 1024, 132),  # half of the CTAs have no sums to add
     ],
     RESIDENT.NAME: [
         Product(resident(8), 5, 270, 512, 1),

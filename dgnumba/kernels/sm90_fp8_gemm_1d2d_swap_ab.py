@@ -73,6 +73,30 @@ def store_partial(total: Fragment, address: u32, pitch: u32) -> None:
         memory.store_shared_f32(address + pitch * i, total[i])
 
 
+def _add_ranks_for(count: int, ranks: int) -> Callable[..., Any]:
+    @unrolled
+    def add_ranks(address: u32, pitch: u32) -> None:
+        """ld.shared::cluster.f32, st.shared.f32 - numbers of all CTAs of a cluster added in rank order, into this one's place.
+
+        PTX:       ISA 9.0, "ld", ".shared::cluster"; sm_90+
+        Scope:     thread
+        Args:      address  u32  shared address of the first number, the same in each CTA
+                   pitch    u32  bytes to the next
+        Returns:   nothing
+        Emulates:  exactly
+        """
+        # all loads before the first is used: a trip to another multiprocessor takes as long as many of them
+        bases = [thread.mapa(address, u32(rank)) for rank in range(ranks)]
+        numbers = [[memory.load_cluster_f32(base + pitch * i) for base in bases] for i in range(count)]
+        for i, (first, *others) in enumerate(numbers):
+            total = first
+            for other in others:
+                total = total + other
+            memory.store_shared_f32(address + pitch * i, total)
+
+    return add_ranks
+
+
 def build(plan: GemmPlan) -> Built:
     """The kernel `kernel(tmap_a, tmap_b, tmap_sfa, tmap_sfb, d_ptr, c_ptr, d_pitch, c_pitch, m, n, k)` of a plan."""
     BLOCK_M, BLOCK_N, NUM_STAGES, SPLIT = plan.block_m, plan.block_n, plan.num_stages, plan.cluster
@@ -99,6 +123,7 @@ def build(plan: GemmPlan) -> Built:
     promote = fragment.promote_columns
     store_columns = _store_for(plan)
     store_one = STORES[plan.d_dtype][0]
+    add_ranks = _add_ranks_for(SLICE, SPLIT)
     add_columns, load_addend = add_columns_for(plan.d_dtype), load_element_for(plan.d_dtype)
 
     @device_function
@@ -267,16 +292,18 @@ def build(plan: GemmPlan) -> Built:
         token, row = place(tile, (m + (BLOCK_M - 1)) // BLOCK_M, tid // 32, thread.lane_idx())
         i = thread.cluster_ctarank() * SLICE
         end = min(i + SLICE, u32(ACC))
+        partial = smem + PARTIAL + tid * 4 + i * (CONSUMERS * 4)
+        # a CTA has a whole slice, or none
+        if i < end:
+            add_ranks(partial, CONSUMERS * 4)
         while i < end:
-            partial = smem + PARTIAL + tid * 4 + i * (CONSUMERS * 4)
-            total = memory.load_cluster_f32(thread.mapa(partial, u32(0)))
-            for rank in range(1, SPLIT):
-                total = total + memory.load_cluster_f32(thread.mapa(partial, u32(rank)))
+            total = memory.load_shared_f32(partial)
             to = token + i // 4 * 8 + i % 2
             at = row + i % 4 // 2 * 8
             if WITH_C:
                 total = total + load_addend(to < m and at < n, out.c_ptr + u64(to) * out.c_pitch + u64(at) * ELEMENT)[0]
             store_one(to < m and at < n, out.d_ptr + u64(to) * out.d_pitch + u64(at) * ELEMENT, total)
+            partial += CONSUMERS * 4
             i += 1
 
     def kernel(tmap_a, tmap_b, tmap_sfa, tmap_sfb, d_ptr, c_ptr, d_pitch, c_pitch, m, n, k):  # type: ignore[no-untyped-def]

@@ -10,7 +10,7 @@ from dgnumba import emu
 from dgnumba.integers import u32, u64
 from dgnumba.launching import launch, tensor_map
 from dgnumba.layouts.descriptors import TensorMap
-from dgnumba.ptx import barrier, convert, cp_async, fragment, matrix, mbarrier, memory, packed, prefetch, thread, tma
+from dgnumba.ptx import barrier, convert, cp_async, matrix, mbarrier, memory, prefetch, thread, tma
 
 pytestmark = pytest.mark.gpu
 
@@ -92,28 +92,6 @@ def test_e4m3_to_float16_and_integers_shifted(cupy, rng):
     n = 20000
     words, halves, shifted = rng.integers(0, 2**32, n, dtype=np.uint32), np.zeros(2 * n, np.uint32), np.zeros(n, np.uint32)
     same(both(cupy, of_bits, -(-n // 256), 256, [words, halves, shifted]))
-
-
-def of_float16(a, b, c, sums, wide):
-    i = cuda.grid(1)
-    if i < a.size:
-        total = fragment.promote_f16x2((u32(c[i]), u32(a[i])), (u32(a[i]), u32(c[i])), (u32(b[i]), u32(b[i])))
-        bits = fragment.scaled_f16x2_bits(total, np.float32(3.1415927))
-        sums[i, 0], sums[i, 1], sums[i, 2] = packed.fma_f16x2(u32(a[i]), u32(b[i]), u32(c[i])), total[0], total[1]
-        for j in range(4):
-            wide[i, j] = convert.bits_to_f32(bits[j])
-
-
-def test_float16_sums(cupy, rng):
-    """Of finite numbers: any, near each other, sums that cancel, and ties."""
-    n = 40000
-    a, b, c = rng.integers(0, 2**32, (3, n), dtype=np.uint64).astype(np.uint32)
-    b[::3] = b[::3] & 0x83FF83FF | 0x3C003C00
-    c[::6] = a[::6] ^ 0x80008000
-    a[1::4] &= 0x83FF83FF
-    a, b, c = (np.where(x & 0x7C00 == 0x7C00, x ^ 0x4000, x) for x in (a, b, c))
-    a, b, c = (np.where(x & 0x7C000000 == 0x7C000000, x ^ 0x40000000, x).astype(np.uint32) for x in (a, b, c))
-    same(both(cupy, of_float16, -(-n // 256), 256, [a, b, c, np.zeros((n, 3), np.uint32), np.zeros((n, 4), np.float32)]))
 
 
 def identity(out):

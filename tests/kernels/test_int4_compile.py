@@ -62,7 +62,7 @@ SPREAD = [
     plan(256, 128, 1, **F16_SUMS),  # sums of all tokens at once, half as many registers
     plan(128, 128, 2, tail=2, **F16_SUMS),
     plan(64, 64, 4, 2, scale_dtype="float32", with_bias=True, with_c=True, **F16_SUMS),
-    plan(128, 128, 1, group=32, **F16_SUMS),  # four accumulators a record
+    plan(96, 128, 1, group=32, scale_dtype="float32", **F16_SUMS),  # four accumulators a record
 ]
 
 
@@ -165,8 +165,8 @@ def test_every_ninth_candidate_compiles(chosen):
 def plans_with_f16_sums():
     """Every candidate of few groups a record and of many, for the numbers of tokens that between them allow all tiles."""
     out = {}
-    for form in ({}, {"group": 32, "scale_dtype": "float32"}):
-        for m in (64, 128, 192, 256, 4096):
+    for form in ({}, {"group": 64}, {"group": 32, "scale_dtype": "float32"}, {"group": 16}):
+        for m in (48, 64, 96, 128, 192, 256, 4096):
             problem = Int4Problem(m, 4096, 8192, "float8_e4m3fn", a_by_row=True, may_sum_f16=True, **form)
             out.update(dict.fromkeys(x for x in INT4.candidates(problem, H200) if x.f16_sums))
     return list(out)

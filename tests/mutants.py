@@ -203,6 +203,7 @@ TRIALS = {
         Int4Product("float8_e4m3fn_row", "int4_g128", 8, 70, 1200, (8, 64, 1, 2, 1), 1, f16_sums=True),
         Int4Product("float8_e4m3fn_row", "int4_g128", 8, 90, 512, (8, 128, 1, 2, 2), f16_sums=True),
         Int4Product("float8_e4m3fn_row", "int4_g64", 8, 64, 1280, (8, 64, 2, 2, 1), 1, f16_sums=True),
+        Int4Product("float8_e4m3fn_row", "int4_g128", 3, 9, 2048, (8, 64, 1, 2, 1), f16_sums=True, large_first=True),
     ],
     PORTABLE_INT4.NAME: [
         Int4Product("bfloat16", "int4_row", 8, 20, 600, (8, 64, 1, 3, 1), kernel=PORTABLE_INT4.NAME),

@@ -17,6 +17,7 @@ EQUIVALENT: dict[str, str] = {
     "int4_fold.stage_folded: drop wait: wgmma.wait #0": _FREES,
     "int4_stage.stage: drop barrier: thread.syncwarp #0": _UNMIXED,
     "int4_halves.stage_halved: drop barrier: thread.syncwarp #0": _UNMIXED,
+    "int4_f16_sums.stage_f16: drop barrier: thread.syncwarp #0": _UNMIXED,
     "int4_fold.stage_folded: wait count: wgmma.wait +1 #0": _FREES,
     "*: drop wait: thread.griddepcontrol_wait #*": _GRIDS,
     "epilogue.store_tile: drop predicate: tma.store_2d_if #0": _ALL_STORE,

@@ -78,7 +78,11 @@ def sums_fit(plan: Int4Plan) -> bool:
 
     Beyond it spills or serialises the products: what ptxas 13.0 made of 3,065 candidates of all groups and zero points (2026-11-30).
     """
-    if plan.fold or plan.is_whole or plan.f16_sums:
+    if plan.f16_sums:
+        # of several groups their scales are held too: what ptxas 13.0 made of 24 candidates and others (2026-11-30)
+        held, groups = accumulators(plan) + plan.block_m // 2, plan.record.groups
+        return groups == 1 or held <= 96 or plan.records == 1 and (groups == 2 or held <= 160)
+    if plan.fold or plan.is_whole:
         return True
     if plan.block_n == 256 and DTYPES[plan.a_dtype].itemsize == 2:
         most = {"none": 32, "integer": 24, "float": 8}[plan.zeros]

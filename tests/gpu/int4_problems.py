@@ -27,7 +27,7 @@ KINDS = tuple(kind for kind in cases.ACTIVATIONS if kind != "float8_e4m3fn_row")
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-    """A problem and its answer; `bound` is None where every bit must agree, else that of a plan that folds no scales, and of one that does."""
+    """A problem and its answer; `bound` is None where every bit must agree, else those of `WAYS`."""
 
     what: str
     kind: str
@@ -36,8 +36,22 @@ class Drawn:
     q: Any
     stream: np.ndarray
     expected: np.ndarray
-    bound: tuple[np.ndarray, np.ndarray] | None
+    bound: dict[str, np.ndarray] | None
     plans: list[Any]
+
+    def bound_of(self, plan: Any) -> np.ndarray:
+        """Of a plan; of None, that of any which may be chosen for it."""
+        assert self.bound is not None
+        return self.bound["any" if plan is None else "folds" if plan.fold else "sums in float16" if plan.f16_sums else "plain"]
+
+
+WAYS: dict[str, dict[str, bool | None]] = {
+    "plain": {"fold": False, "f16_sums": False},
+    "folds": {"fold": True, "f16_sums": False},
+    "sums in float16": {"fold": False, "f16_sums": True},
+    "any": {"fold": None, "f16_sums": None},
+}
+"""What plans may round, as `int4_error_bound` takes it."""
 
 
 def extents(rng, i, variant):
@@ -69,9 +83,12 @@ def draw(seed: int, i: int, device: Device) -> Drawn | None:
         # both are right: the host's sums of integers, and the oracle in float64, which holds them exactly (0 of either sign)
         assert_bits_equal(expected + np.float32(0), (oracle + 0.0).astype(np.float32), f"{what}: the host")
     else:
-        expected, bound = oracle, tuple(dgnumba.int4_error_bound(a, q, "float32", fold=fold) for fold in (False, True))
+        expected, bound = oracle, {way: dgnumba.int4_error_bound(a, q, "float32", **rounded) for way, rounded in WAYS.items()}
     problem = check_int4_gemm_nt(a, w, out_dtype="float32").problem
     plans = sm90_int4_gemm.candidates(problem, device) if m and n else []  # none: another kernel takes the problem
+    if plans and problem.may_sum_f16:  # offered where D is bfloat16; in float32 every bit of their sums is seen
+        others = sm90_int4_gemm.candidates(dataclasses.replace(problem, d_dtype="bfloat16"), device)
+        plans += [dataclasses.replace(plan, d_dtype="float32") for plan in others if plan.f16_sums]
     if plans and sm90_int4_gemv.supports(problem, device) is None:
         plans = [*sm90_int4_gemv.candidates(problem, device), *plans]
     form = (kind, problem.group, problem.scale_dtype, problem.zeros, problem.w_dtype, problem.with_alpha)
@@ -87,6 +104,8 @@ def choose_plans(drawn: list[Drawn]) -> list[Any]:
         fitting = [p for p in held if p in one.plans]
         if one.plans and (len(held) < PLANS_A_FORM or not fitting):
             fresh = [p for p in one.plans if p not in held]
+            if not any(p.f16_sums for p in held):  # the first of a form, where there are any
+                fresh = [p for p in fresh if p.f16_sums] or fresh
             if fresh:
                 held.append(fresh[i * 7 % len(fresh)])
                 fitting = held[-1:]

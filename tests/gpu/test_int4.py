@@ -67,9 +67,7 @@ def test_random_problems(cp):
                 assert_bits_equal(d, one.expected, what)
                 exact += 1
             else:
-                largest[one.kind] = max(
-                    largest.get(one.kind, 0.0), assert_within(d, one.expected, one.bound[plan is None or plan.fold], what)
-                )
+                largest[one.kind] = max(largest.get(one.kind, 0.0), assert_within(d, one.expected, one.bound_of(plan), what))
         except AssertionError as error:
             faults.append(f"{what}: {str(error)[:300]}")
     used, seconds = len({p for p in plans if p is not None}), time.monotonic() - began
@@ -84,6 +82,7 @@ def test_random_problems(cp):
     assert faults == []
     assert exact > PROBLEMS // 4
     assert any(plan.fold for plan in plans if plan is not None), "plans that fold scales into weights are among them"
+    assert any(plan.f16_sums for plan in plans if plan is not None), "and plans that sum in float16"
     assert all(largest[kind] > 0 for kind in ("bfloat16", "float16", "float8_e4m3fn")), "a bound that nothing uses proves nothing"
 
 
@@ -115,6 +114,61 @@ def test_halves_of_more_than_128_tokens(cp, rng, kind, m, block_m, shared):
     there = dgnumba.prepare_int4_weights(to_gpu(cp, q), cases.prepared_for(kind))
     got = dgnumba.int4_gemm_nt(to_gpu(cp, a), there, out_dtype="float32", plan=plan)
     assert_bits_equal(cp.asnumpy(got), dgnumba.int4_gemm_nt(a, w, out_dtype="float32", on="host"), f"{kind} {plan.name}")
+
+
+def f16_plan(a, w, **choices):
+    """A plan that sums in float16, with a float32 result."""
+    problem = check_int4_gemm_nt(a, w, out_dtype="float32").problem
+    return Int4Plan.of(problem, "sm90_int4_gemm", **{"num_stages": 2, "f16_sums": True, **choices})
+
+
+@pytest.mark.parametrize("m, n, k, variant, choices", [
+    (13, 70, 1408, "int4_g128", {"block_m": 16, "block_n": 64}),
+    (50, 140, 1536, "int4_g64", {"block_m": 64, "block_n": 128, "records": 2}),
+    (100, 130, 1280, "int4_row", {"block_m": 128, "block_n": 128, "split": 2}),
+    (200, 60, 1152, "int4_g128", {"block_m": 256, "block_n": 64}),
+    (190, 130, 640, "int4_g128", {"block_m": 192, "block_n": 128}),
+])  # fmt: skip
+def test_float16_sums_have_the_emulators_bits(cp, rng, m, n, k, variant, choices):
+    """Random numbers, rounded at every step: the tensor core's sums, promotion, sums of eight records."""
+    a, q = cases.activations(rng, "float8_e4m3fn_row", m, k), cases.weights(rng, variant, n, k)
+    w = dgnumba.prepare_int4_weights(q, "float8_e4m3fn")
+    plan = f16_plan(a, w, **choices)
+    there = dgnumba.prepare_int4_weights(to_gpu(cp, q), "float8_e4m3fn")
+    got = dgnumba.int4_gemm_nt(to_gpu(cp, a), there, out_dtype="float32", plan=plan)
+    assert_bits_equal(cp.asnumpy(got), dgnumba.int4_gemm_nt(a, w, out_dtype="float32", on="emulator", plan=plan), plan.name)
+
+
+@pytest.mark.parametrize("m, n, k, choices", [
+    (40, 66 * 3 * 128 - 70, 1024, {"block_m": 48, "block_n": 128, "records": 2, "tail": 2}),
+    (250, 3000, 8192, {"block_m": 256, "block_n": 128, "split": 2}),
+    (377, 1100, 8192, {"block_m": 192, "block_n": 128, "split": 4}),
+    (1000, 5000, 2048, {"block_m": 128, "block_n": 128, "records": 2}),
+    (64, 1100, 16384, {"block_m": 64, "block_n": 64, "records": 4, "split": 4}),
+])  # fmt: skip
+def test_float16_sums_that_are_exact(cp, rng, m, n, k, choices):
+    """The host's bits, of more tiles than can be emulated."""
+    a, q = cases.exact_problem(rng, "float8_e4m3fn_row", "int4_g128", m, n, k)
+    a = cases.few(rng, a)
+    w = dgnumba.prepare_int4_weights(q, "float8_e4m3fn")
+    plan = f16_plan(a, w, **choices)
+    there = dgnumba.prepare_int4_weights(to_gpu(cp, q), "float8_e4m3fn")
+    got = dgnumba.int4_gemm_nt(to_gpu(cp, a), there, out_dtype="float32", plan=plan)
+    assert_bits_equal(cp.asnumpy(got), dgnumba.int4_gemm_nt(a, w, out_dtype="float32", on="host"), plan.name)
+
+
+def test_a_repeated_call_takes_the_ratio_of_its_own_weights(cp, rng):
+    """Weights of one form whose scales ask for different ratios, one after another through the same kernel."""
+    a = cases.activations(rng, "float8_e4m3fn_row", 64, 1024)
+    q = cases.weights(rng, "int4_g128", 200, 1024)
+    x, found = to_gpu(cp, a), []
+    for factor in (1.0, 64.0, 2.0**-10, 1.0):
+        scaled = dataclasses.replace(q, scale=(q.scale.astype(np.float32) * np.float32(factor)), scale_dtype=None)
+        there = dgnumba.prepare_int4_weights(to_gpu(cp, scaled), "float8_e4m3fn")
+        plan = f16_plan(a, dgnumba.prepare_int4_weights(scaled, "float8_e4m3fn"), block_m=64, block_n=128)
+        got = cp.asnumpy(dgnumba.int4_gemm_nt(x, there, out_dtype="float32", plan=plan))
+        found.append(got)
+        assert_bits_equal(got, found[0] * np.float32(factor), f"scales times {factor}")
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float16", "float8_e4m3fn", "int8"])

@@ -46,6 +46,7 @@ class Int4Product:
     fold: bool = False
     tail: int = 1
     f16_sums: bool = False
+    large_first: bool = False
 
     @property
     def rules(self):
@@ -61,6 +62,7 @@ class Int4Product:
             + "-fold" * self.fold
             + "-f16sums" * self.f16_sums
             + "-tail" * (self.tail > 1)
+            + "-large-first" * self.large_first
         )
         return f"{self.kind}-{self.variant}-{self.m}x{self.n}x{self.k}-{'x'.join(map(str, self.tile))}-{self.out}{fused}"
 
@@ -69,6 +71,8 @@ class Int4Product:
         a, q = cases.exact_problem(rng, self.kind, self.variant, self.m, self.n, self.k)
         if self.f16_sums:
             a = cases.few(rng, a)
+        if self.large_first:
+            a, q = cases.large_first(a, q)
         gate = None
         if self.has_gate:
             q, gate = cases.gate_pair(rng, self.variant, self.n, self.k)

@@ -24,6 +24,8 @@ def plan(block_m, block_n, records=1, split=1, **more):
     return Int4Plan(INT4.NAME, block_m, block_n, 3, records, split, **more)
 
 
+F16_SUMS = {"a_dtype": "float8_e4m3fn", "a_by_row": True, "f16_sums": True}
+
 SPREAD = [
     plan(8, 64, 4),
     plan(16, 256, 4, 4),  # four warpgroups share the registers
@@ -57,6 +59,10 @@ SPREAD = [
     plan(256, 128, 1, a_dtype="int8", tail=2, with_bias=True, with_c=True),
     plan(256, 128, 1),
     plan(192, 128, 2, a_dtype="float8_e4m3fn"),
+    plan(256, 128, 1, **F16_SUMS),  # sums of all tokens at once, half as many registers
+    plan(128, 128, 2, tail=2, **F16_SUMS),
+    plan(64, 64, 4, 2, scale_dtype="float32", with_bias=True, with_c=True, **F16_SUMS),
+    plan(96, 128, 1, group=32, scale_dtype="float32", **F16_SUMS),  # four accumulators a record
 ]
 
 
@@ -77,7 +83,10 @@ def problems_with(chosen, ptx, cubin):
     """What is wrong with a compiled plan; empty when nothing is."""
     body, threads = re.sub(r"//.*", "", ptx), INT4.threads(chosen)
     found = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+k\d+)\.(\w+)\.", body)
-    shape = f"m64n{chosen.block_m // chosen.turns}k{32 // DTYPES[chosen.a_dtype].itemsize}", "s32" if chosen.a_dtype == "int8" else "f32"
+    shape = (
+        f"m64n{chosen.block_m // chosen.turns}k{32 // DTYPES[chosen.a_dtype].itemsize}",
+        ("f16" if chosen.f16_sums else "s32" if chosen.a_dtype == "int8" else "f32"),
+    )
     rules = {
         f"{cubin.spill_stores + cubin.spill_loads} bytes spilled": cubin.spill_stores + cubin.spill_loads == 0,
         f"{cubin.local_bytes} bytes of local memory": cubin.local_bytes == 0,
@@ -150,6 +159,22 @@ def all_plans():
 @pytest.mark.full
 @pytest.mark.parametrize("chosen", all_plans()[::9], ids=lambda p: p.name.replace(" ", "-"))
 def test_every_ninth_candidate_compiles(chosen):
+    check(chosen)
+
+
+def plans_with_f16_sums():
+    """Every candidate of few groups a record and of many, for the numbers of tokens that between them allow all tiles."""
+    out = {}
+    for form in ({}, {"group": 64}, {"group": 32, "scale_dtype": "float32"}, {"group": 16}):
+        for m in (48, 64, 96, 128, 192, 256, 4096):
+            problem = Int4Problem(m, 4096, 8192, "float8_e4m3fn", a_by_row=True, may_sum_f16=True, **form)
+            out.update(dict.fromkeys(x for x in INT4.candidates(problem, H200) if x.f16_sums))
+    return list(out)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("chosen", plans_with_f16_sums(), ids=lambda p: p.name.replace(" ", "-"))
+def test_every_candidate_with_f16_sums_compiles(chosen):
     check(chosen)
 
 

@@ -53,6 +53,15 @@ def test_exact_sums_have_the_hosts_bits(case):
     case.run(INT4, ("eager", "late")[CASES.index(case) // 2 % 2])
 
 
+@pytest.mark.parametrize("records, block_n", [(1, 64), (4, 128)])
+def test_sums_of_eight_records_are_kept_beside_a_large_total(records, block_n):
+    """2048 + 8, though 2048 + 1 is 2048."""
+    case = product(3, 9, 2048, (8, block_n, records, 2, 1), large_first=True)
+    expected = case.operands(np.random.default_rng(0))[1]
+    assert len(np.unique(expected / (2048 + 8))) <= 3, "but for the scales of tokens"
+    case.run(INT4, "late")
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_exact_sums_under_both_policies(case, policy, rng):

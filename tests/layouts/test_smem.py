@@ -35,3 +35,31 @@ def test_of_a_known_map():
 def test_a_name_that_is_not_there():
     with pytest.raises((KeyError, StopIteration)):
         SmemMap.of(("d", 100, 1, 16))["e"]
+
+
+RING = ("a", 2048, 3, 1024), ("w", 100, 3, 128), ("rest", 0, 1, 16), ("full", 8, 3, 8)
+
+
+def test_a_region_in_the_place_of_others():
+    """From where the first of them begins; what lay there keeps its name, and no byte more is asked for."""
+    plain = SmemMap.of(*RING)
+    over = plain.over("partial", 5000, "a")
+    assert list(over)[:-1] == list(plain) and (over["partial"].offset, over["partial"].end, over["partial"].stages) == (0, 5000, 1)
+    assert over.launch_bytes == plain.launch_bytes and over.base_alignment == plain.base_alignment
+    assert over.labels[0] == "a[0]" and over.labels == plain.labels
+    behind = plain.over("partial", 64, "w")
+    assert behind["partial"].offset == behind["w"].offset == 6144 and behind.labels[6144] == "w[0]"
+    assert plain.over("none", 0, "a").launch_bytes == plain.launch_bytes
+    assert str(over).splitlines()[-2] == "      0  partial        1 x 5000 B"
+
+
+def test_a_region_that_reaches_past_the_others():
+    plain = SmemMap.of(*RING)
+    room = plain["full"].end
+    assert plain.over("partial", room, "a").launch_bytes == plain.launch_bytes
+    with pytest.raises(ValueError, match=f"partial: expected at most {room} bytes from a on, got {room + 1}"):
+        plain.over("partial", room + 1, "a")
+    with pytest.raises(ValueError, match=f"partial: expected at most {room - 6144} bytes from w on, got {room}"):
+        plain.over("partial", room, "w")
+    with pytest.raises((KeyError, StopIteration)):
+        plain.over("partial", 8, "b")

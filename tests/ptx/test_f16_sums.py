@@ -106,17 +106,21 @@ def registers_of(tile):
     return np.ascontiguousarray(lanes.wgmma_accumulator(tile.shape[1]).gather(tile)).view(np.uint32)
 
 
+def operands_of(a, b, start):
+    """The kernel's arguments for e4m3 [64, 128] and [n, 128] and float16 [64, n]: codes of b, registers of a, accumulators, and what they become."""
+    codes = [np.ascontiguousarray(a.view(np.uint8)[:, 32 * s : 32 * s + 32]) for s in range(STEPS)]
+    registers = np.hstack([np.ascontiguousarray(lanes.wgmma_a_fp8().gather(x)).view(np.uint32) for x in codes])
+    out = np.full((128, len(b) // 4), 0xFFFFFFFF, np.uint32)
+    return np.ascontiguousarray(b).view(np.uint8), np.ascontiguousarray(registers), registers_of(start), out
+
+
 def emulate(a, b, start, policy, **more):
-    """start + a @ b.T of e4m3 [64, 128] and [n, 128]."""
+    """start + a @ b.T."""
     n = len(b)
-    codes = [a.view(np.uint8)[:, 32 * s : 32 * s + 32] for s in range(STEPS)]
-    registers = np.hstack([np.ascontiguousarray(lanes.wgmma_a_fp8().gather(np.ascontiguousarray(x))).view(np.uint32) for x in codes])
-    out = np.full((128, n // 4), 0xFFFFFFFF, np.uint32)
-    tmap = TensorMap.of(np.ascontiguousarray(b).view(np.uint8), (K, n), swizzle=128)
-    emu.run(
-        make(n, **more), 1, 128, (tmap, np.ascontiguousarray(registers), registers_of(start), out), smem=1024 + n * K + 8, policy=policy
-    )
-    return lanes.wgmma_accumulator(n).scatter(out.view(np.float16))
+    codes, *arrays = operands_of(a, b, start)
+    tmap = TensorMap.of(codes, (K, n), swizzle=128)
+    emu.run(make(n, **more), 1, 128, (tmap, *arrays), smem=1024 + n * K + 8, policy=policy)
+    return lanes.wgmma_accumulator(n).scatter(arrays[-1].view(np.float16))
 
 
 @pytest.mark.parametrize("n", [8, 40, 256])

@@ -117,9 +117,9 @@ def sort_of(plan: GemmPlan) -> GemmPlan:
 
 @cache
 def _offered(problem: GemmProblem, device: Device) -> frozenset[GemmPlan]:
-    """The sorts of plans among which the planner picks."""
+    """The sorts of plans among which the planner picks, in the order of tiles that was measured."""
     kernels = [kernel for kernel in KERNELS if kernel.supports(problem, device) is None]
-    return frozenset(sort_of(plan) for kernel in kernels for plan in kernel.candidates(problem, device))
+    return frozenset(sort_of(replace(plan, band=GemmPlan.band)) for kernel in kernels for plan in kernel.candidates(problem, device))
 
 
 def _paces(rivals: list[dict[str, Any]]) -> dict[tuple[str, tuple[int, int, int]], float]:

@@ -16,7 +16,7 @@ from .device import Device
 from .dtypes import DTYPES
 from .errors import PlanError, UnsupportedError
 from .kernels import KERNELS, GemmPlan, KernelSpec
-from .kernels.spec import choices_named
+from .kernels.spec import changed, choices_named
 from .layer_plans import members
 from .measured import Measured, Table
 from .problem import GemmProblem
@@ -152,8 +152,11 @@ def named(name: str, problem: GemmProblem, device: Device, batch_invariant: bool
     reasons: dict[str, str] = {}
     for kernel in kernels:
         try:
-            plan = GemmPlan(kernel.NAME, **choices, **given, with_c=problem.with_c)
-            return validate(as_read(plan, problem, device), problem, device, batch_invariant)
+            plan = as_read(GemmPlan(kernel.NAME, **choices, **given, with_c=problem.with_c), problem, device)
+            offered = kernel.candidates(problem, device) if kernel.supports(problem, device) is None else []
+            # the order of tiles is in no name: that of the candidate
+            plan = next((x for x in offered if x == changed(plan, band=x.band)), plan)
+            return validate(plan, problem, device, batch_invariant)
         except PlanError as error:
             reasons |= error.reasons
     raise PlanError(f"plan: {name} cannot be used for {problem} on {device.name}", reasons)

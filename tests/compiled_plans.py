@@ -65,6 +65,9 @@ def expected_wgmma(plan: GemmPlan) -> int:
     if plan.kernel in (SWAPPED.NAME, RESIDENT.NAME):
         return 4 * (plan.block_k // 128)
     waves = 2 if plan.block_m == 256 else 1
+    if DENSE.alternates(plan):
+        # in turns: before the loop, twice in it, and once behind it
+        return 4 * 4
     if not plan.rotate:
         return 4 * waves
     # rotated: the first wave is issued before the first tile, in the loop, and before the next tile; the second in the loop and behind it

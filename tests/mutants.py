@@ -119,6 +119,8 @@ TRIALS = {
         Product(plan(16, 16, with_c=True), 33, 40, 300, 1, margin=0),
         Product(plan(16, 16, row_scales=True), 17, 18, 660, 1),
         Product(plan(256, 16, row_scales=True), 257, 16, 520, 1),
+        Product(plan(16, 16), 17, 18, 640, 1),  # an odd count of blocks of K
+        Product(plan(16, 160), 17, 18, 500, 1),  # accumulators that take no turns: too wide
     ],
     SWAPPED.NAME: [
         Product(swapped(8, 64), 8, 130, 500, 1),

@@ -63,7 +63,7 @@ def test_five_kernels_take_every_number_of_tokens(layer, rng):
 
 LOSSES = {
     "2112x7168": 0.065,
-    "576x7168": 0.11,
+    "576x7168": 0.112,
     "24576x1536": 0.001,
     "32768x512": 0.004,
     "7168x16384": 0.023,

@@ -86,6 +86,13 @@ def test_every_candidate_is_found_by_its_name():
                     assert m == 1 or named(candidate.name, problem, H200).plan == candidate, "the first kernel that has such a plan"
 
 
+def test_the_order_of_tiles_is_the_candidates():
+    """It is in no name: rows of tiles where N is few tiles of 144 columns, bands where it is many."""
+    for n, band in ((576, 1), (1152, 1), (4096, 16)):
+        assert named("128x144x128 s5 tma", GemmProblem(4096, n, 7168), H200).plan.band == band
+    assert named("128x144x128 s5 c2A tma", GemmProblem(4096, 576, 7168), H200).plan.band == 16
+
+
 @pytest.mark.parametrize(
     "name",
     [

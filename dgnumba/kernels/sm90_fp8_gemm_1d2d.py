@@ -10,7 +10,7 @@ Barriers:  full[stage]   1 arrival + bytes of A, B, SFA, SFB             produce
            empty[stage]  1 arrival per consumer warp, of each CTA that   consumers -> producer, and that warp
                          reads what the producer writes
 Tile:      for each k block: 4 wgmma of k=32 a wave -> await the next block's stage and scales -> wait -> release the stage
-           -> total += acc * scales
+           -> total += acc * scales; in turns (`alternates`): wait -> issue the next wgmma -> release -> total
 Cluster:   two CTAs take neighbouring tiles along the axis they do not share; each loads half of the shared operand into both
 Budget:    smem = layouts.smem of plan; registers ~ BLOCK_N/2 * (1 + waves) a thread beside 40, so BLOCK_M 256 wants BLOCK_N <= 128
 Follows:   DeepGEMM sm90_fp8_gemm_1d2d (54e2261); differs in: B's scales come by TMA with their stage; both CTAs of a cluster load;
@@ -31,6 +31,7 @@ from ..layouts.tiles import band_tile
 from ..ptx import barrier, cp_async, fragment, mbarrier, memory, thread, tma, wgmma
 from .epilogue import Output, epilogue_for
 from .pipeline import Slot, empty_arrivals, full_arrivals, next_slot
+from .sm90_fp8_gemm_1d2d_loops import Parts, loop_for
 from .sm90_fp8_gemm_1d2d_rules import smem, threads, warpgroups_of
 from .spec import Built, GemmPlan
 
@@ -69,7 +70,6 @@ def build(plan: GemmPlan) -> Built:
     operand = SmemDescriptor(swizzle=128)
     mma = wgmma.mma_block_for(plan.a_dtype, plan.b_dtype, a=operand, b=operand, rows=min(64, BLOCK_M))
     load_column_scales = fragment.load_column_scales_for(BLOCK_N)
-    segment_scales = fragment.segment_scales_for(BLOCK_N)
     store = epilogue_for(plan, WARPGROUPS, WAVES)
 
     @device_function
@@ -177,15 +177,18 @@ def build(plan: GemmPlan) -> Built:
             mbarrier.arrive_cluster_if(lane_idx < CLUSTER, empty, lane_idx)
 
     @device_function
-    def await_scales(smem, slot, quarter, row):  # type: ignore[no-untyped-def]
-        """Wait for a stage; A's scales of this thread's rows (of both waves), and B's of the tile, `quarter` bytes into the four that came."""
+    def await_stage(smem, slot):  # type: ignore[no-untyped-def]
         mbarrier.wait(smem + FULL + slot.stage * 8, slot.phase)
-        sfa = smem + SFA + slot.stage * SFA_BYTES + row * 4
+
+    @device_function
+    def load_scales(smem, stage, quarter, row):  # type: ignore[no-untyped-def]
+        """A stage's scales: A's of this thread's rows (of both waves), and B's of the tile, `quarter` bytes into the four that came."""
+        sfa = smem + SFA + stage * SFA_BYTES + row * 4
         sa0, sa8 = memory.load_shared_f32(sfa), memory.load_shared_f32(sfa + 32)
         sa64, sa72 = sa0, sa8
         if WAVES == 2:
             sa64, sa72 = memory.load_shared_f32(sfa + WAVE_SFA), memory.load_shared_f32(sfa + (WAVE_SFA + 32))
-        sb = load_column_scales(smem + SFB + slot.stage * SFB_BYTES + quarter)
+        sb = load_column_scales(smem + SFB + stage * SFB_BYTES + quarter)
         return sa0, sa8, sa64, sa72, sb
 
     @device_function
@@ -196,78 +199,7 @@ def build(plan: GemmPlan) -> Built:
     def second_wave(acc, first_a, first_b, slot):  # type: ignore[no-untyped-def]
         return multiply(acc, first_a + (slot.stage * (A_BYTES // 16) + WAVE_A // 16), first_b + slot.stage * (B_BYTES // 16))
 
-    @device_function
-    def plain_loop(acc, scales, slot, smem, first_a, first_b, row, lane_idx, column, k_blocks):  # type: ignore[no-untyped-def]
-        """All blocks of K of a tile; nothing is in flight at its ends. Its first stage has been awaited."""
-        total0, total1 = fragment.zero(ACC), fragment.zero(ACC)
-        left, quarter = k_blocks, u32(0)
-        while left != 0:
-            sa0, sa8, sa64, sa72, sb = scales
-            acc = first_wave(acc, first_a, first_b, slot)
-            products = segment_scales(sa0, sa8, sb, column)
-            if WAVES == 2:
-                acc = wgmma.wait(acc, 0)
-                total0 = fragment.promote(total0, acc, products)
-                acc = second_wave(acc, first_a, first_b, slot)
-                products = segment_scales(sa64, sa72, sb, column)
-            used = slot.stage
-            slot = next_slot(slot, NUM_STAGES)
-            left -= 1
-            # NOTE: the next stage is awaited while the tensor core works on this one (+2.5 % at K = 16384, H200, 2026-11-29).
-            if left != 0:
-                quarter = (quarter + 4) % 16
-                scales = await_scales(smem, slot, quarter, row)
-            acc = wgmma.wait(acc, 0)
-            release(smem, used, lane_idx)
-            if WAVES == 2:
-                total1 = fragment.promote(total1, acc, products)
-            else:
-                total0 = fragment.promote(total0, acc, products)
-        return acc, total0, total1, slot
-
-    @device_function
-    def rotated_loop(acc, scales, slot, smem, first_a, first_b, row, lane_idx, column, k_blocks):  # type: ignore[no-untyped-def]
-        """The same, begun with the first wave in flight: each pass ends by issuing the next block's, so that the loop's own work is hidden."""
-        total0, total1 = fragment.zero(ACC), fragment.zero(ACC)
-        sa0, sa8, sa64, sa72, sb = scales
-        products = segment_scales(sa0, sa8, sb, column)
-        later = segment_scales(sa64, sa72, sb, column)
-        left, quarter = k_blocks - 1, u32(0)
-        while left != 0:
-            if WAVES == 2:
-                acc = wgmma.wait(acc, 0)
-                total0 = fragment.promote(total0, acc, products)
-                acc = second_wave(acc, first_a, first_b, slot)
-            used = slot.stage
-            slot = next_slot(slot, NUM_STAGES)
-            quarter = (quarter + 4) % 16
-            scales = await_scales(smem, slot, quarter, row)
-            acc = wgmma.wait(acc, 0)
-            release(smem, used, lane_idx)
-            if WAVES == 2:
-                total1 = fragment.promote(total1, acc, later)
-            else:
-                total0 = fragment.promote(total0, acc, products)
-            acc = first_wave(acc, first_a, first_b, slot)
-            sa0, sa8, sa64, sa72, sb = scales
-            products = segment_scales(sa0, sa8, sb, column)
-            later = segment_scales(sa64, sa72, sb, column)
-            left -= 1
-        if WAVES == 2:
-            acc = wgmma.wait(acc, 0)
-            total0 = fragment.promote(total0, acc, products)
-            acc = second_wave(acc, first_a, first_b, slot)
-        used = slot.stage
-        slot = next_slot(slot, NUM_STAGES)
-        acc = wgmma.wait(acc, 0)
-        release(smem, used, lane_idx)
-        if WAVES == 2:
-            total1 = fragment.promote(total1, acc, later)
-        else:
-            total0 = fragment.promote(total0, acc, products)
-        return acc, total0, total1, slot
-
-    loop = rotated_loop if ROTATE else plain_loop
+    loop, begin = loop_for(plan, Parts(await_stage, load_scales, first_wave, second_wave, release))
 
     @device_function
     def consumer(tmap_d, out, smem, m, n, k):  # type: ignore[no-untyped-def]
@@ -282,7 +214,7 @@ def build(plan: GemmPlan) -> Built:
         slot = Slot(u32(0), u32(0))
         acc = fragment.zero(ACC)
         tile = u32(cuda.blockIdx.x)
-        scales = await_scales(smem, slot, u32(0), row)
+        scales = begin(smem, slot, u32(0), row)
         if IS_STAGGERED and warp_idx >= 4:
             # NOTE: both would multiply at once and then promote at once, and the tensor cores idle meanwhile. One that begins later stays behind:
             # 4 % less time for 128x192 (H200, 2026-11-30); what makes the order sure, a barrier for each block, costs more than that.
@@ -298,7 +230,7 @@ def build(plan: GemmPlan) -> Built:
                 break
             if not OVERLAP:
                 store(total0, total1, smem + D, tmap_d, out, m_idx, n_idx, m, n)
-            scales = await_scales(smem, slot, u32(0), row)
+            scales = begin(smem, slot, u32(0), row)
             if ROTATE:
                 acc = first_wave(acc, first_a, first_b, slot)
             if OVERLAP:

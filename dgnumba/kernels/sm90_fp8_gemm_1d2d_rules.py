@@ -86,7 +86,17 @@ def candidates(problem: GemmProblem, device: Device) -> list[GemmPlan]:
     plans = _buildable(*fixed, False, device)
     if problem.row_scales:
         plans = (*_buildable(*fixed, True, device), *plans)
-    return [plan for plan in plans if first_broken(PROBLEM_RULES, plan, problem) is None]
+    return [_ordered(plan, problem) for plan in plans if first_broken(PROBLEM_RULES, plan, problem) is None]
+
+
+def _ordered(plan: GemmPlan, problem: GemmProblem) -> GemmPlan:
+    """The plan with the order of tiles that it is fastest in.
+
+    NOTE: with a band of one tile its place costs no division by a width known at run time; of 128x144 ptxas then multiplies the nine runs' scales
+    under the wait for the products, else behind it: 26.8 us for 28.4 at 4096x576x7168 (H200, 2026-11-30). Bands are for L2, where N is many tiles.
+    """
+    is_narrow = (plan.block_m, plan.block_n, plan.cluster) == (128, 144, 1) and problem.n <= 8 * plan.block_n
+    return changed(plan, band=1) if is_narrow else plan
 
 
 @lru_cache(maxsize=64)
@@ -118,6 +128,16 @@ def refusal(plan: GemmPlan, problem: GemmProblem) -> str | None:
 def warpgroups_of(plan: GemmPlan) -> int:
     """Consumer warpgroups: one for up to 64 rows, else two."""
     return 1 if plan.block_m <= 64 else 2
+
+
+def alternates(plan: GemmPlan) -> bool:
+    """Whether two accumulators take turns (`sm90_fp8_gemm_1d2d_loops`): they and the sums must fit a thread's registers, up to 144 columns.
+
+    One warpgroup has nobody else's products to promote under, and gains up to 10 %. Two hide each other's promotion, but for that of tiles of
+    128x128, which gain 0 to 5 %; narrower ones lose up to 3, two waves each up to 9 (H200, 2026-11-30, bench/NOTES.md).
+    """
+    is_useful = (plan.block_m <= 64 and plan.block_n <= 144) or (plan.block_m, plan.block_n) == (128, 128)
+    return is_useful and not plan.rotate
 
 
 def threads(plan: GemmPlan) -> int:

@@ -25,7 +25,7 @@ def emulated(a: Any, b: Any, d: Any = None, *, plan: GemmPlan | str | None = Non
     >>> call = lab.emulated(dgnumba.per_token_cast_to_fp8(x), dgnumba.per_block_cast_to_fp8(w))
     >>> with emu.step(*call.launch, **call.options, who="consumer", at="wgmma.wait") as state:
     ...     print(state.thread().function, state.fragment("acc").shape[0])
-    plain_loop 64
+    last_turn 64
     """
     operands = check_fp8_gemm_nt(a, b, d)
     if operands.device is not None:

@@ -36,6 +36,9 @@ SPREAD = [
     plan(64, 128, epilogue="direct"),
     plan(64, 192, epilogue="warp"),
     plan(128, 128),
+    plan(128, 144, band=1),
+    plan(128, 128, d_dtype="float32", with_c=True, row_scales=True),  # two accumulators
+    plan(64, 144, d_dtype="float32", with_c=True, row_scales=True),  # most registers of two accumulators
     plan(128, 176),  # panels of 32 bytes
     plan(128, 192, share="B", epilogue="warp"),  # most registers of one wave
     plan(128, 192, share="A", epilogue="direct"),
@@ -153,7 +156,7 @@ def test_the_check_is_no_rubber_stamp():
     body = "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 .f64 div.u64 call .local griddepcontrol.launch_dependents"
     bad = Compiled(256, 8, 16, 4, ("warning",), 256, 3, body)
     assert len(problems_with(chosen, bad)) == 15
-    assert expected_wgmma(plan(256, 64)) == 8 and expected_wgmma(plan(64, 64)) == 4
+    assert expected_wgmma(plan(256, 128)) == 8 and expected_wgmma(plan(64, 160)) == 4 and expected_wgmma(plan(64, 64)) == 16
 
 
 CHOSEN = chosen_plans()

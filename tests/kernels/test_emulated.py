@@ -42,6 +42,8 @@ CASES = [
     (plan(128, 192), 129, 200, 140, 1),  # widest tile: two warpgroups, panels used again
     (plan(128, 128), 128, 128, 128, 132),  # nothing ragged
     (plan(128, 64, epilogue="warp"), 70, 136, 260, 1),  # second warpgroup has almost nothing
+    (plan(64, 144), 70, 140, 640, 1),  # two accumulators in turns over five blocks of K, the widest tile that has them
+    (plan(128, 144, band=1), 130, 160, 140, 2),  # tiles in rows
     (plan(256, 32), 257, 40, 260, 1),  # two waves a warpgroup
     (plan(256, 64, epilogue="direct"), 200, 65, 130, 132),  # second wave half outside
     (plan(16, 16, share="A"), 7, 33, 200, 2),  # three tiles along N: the fourth lies outside
@@ -148,6 +150,9 @@ def test_the_cases_are_a_spread():
     assert {p.epilogue for p in plans} == set(DENSE_EPILOGUES)
     assert {(p.multicast, p.epilogue) for p in plans} >= {("A", "tma"), ("B", "tma"), ("B", "warp"), ("B", "direct")}
     assert {p.d_dtype for p in plans} == {"bfloat16", "float16", "float32"}
+    loops = {("rotated" if p.rotate else "in turns" if DENSE.alternates(p) else "plain", p.block_m == 256) for p in plans}
+    assert loops == {("rotated", False), ("rotated", True), ("in turns", False), ("plain", False), ("plain", True)}
+    assert {-(-k // 128) for p, _, _, k, _ in CASES if p.kernel == DENSE.NAME and DENSE.alternates(p)} >= {1, 2, 3, 5, 6}
     assert {(p.epilogue, p.with_c) for p in plans} == {(e, c) for e in DENSE_EPILOGUES for c in (False, True)}
     by_rows = [p for p in plans if p.row_scales]
     assert {p.block_m for p in by_rows} == set(DENSE_BLOCK_MS) and {p.multicast for p in by_rows} == {None, "A", "B"}

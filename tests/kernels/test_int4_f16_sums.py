@@ -183,6 +183,23 @@ def test_random_sums_are_within_their_bound(group, split, is_positive, rng):
     assert np.median(error / np.abs(oracle)) < (2.0**-9 if is_positive else 2.0**-7), "and no more than bfloat16 rounds, in the mean"
 
 
+@pytest.mark.full
+def test_the_largest_numbers_stay_finite(rng):
+    """Every activation 448, every code -8, scales just below a power of two; of one record more than the larger ratio allows."""
+    m, n, k = 3, 9, 33 * 128
+    a, q = random_problem(rng, m, n, k, 128)
+    a = dataclasses.replace(a, data=np.full((m, k), 448, a.dtype.numpy), scale=np.ones_like(a.scale))
+    scale = np.full((n, k // 128), np.nextafter(np.float32(1), np.float32(0)))
+    q = dataclasses.replace(
+        q, data=np.full((n, k), -8, np.int8).view(np.uint8) & 15, scale=scale, scale_dtype=None, packing=None, extents=()
+    )
+    w = dgnumba.prepare_int4_weights(q, "float8_e4m3fn")
+    assert w.f16_ratio(a.dtype) == 0.5
+    found, oracle = emulated(a, w, (8, 64, 1, 2, 1), "late"), dgnumba.int4_gemm_reference(a, q)[0]
+    assert oracle.max() < -(2**23) and np.isfinite(found).all()
+    assert_within(found, oracle, dgnumba.int4_error_bound(a, q, "float32", f16_sums=True), "in float16")
+
+
 def positive(q):
     """Codes of 1 to 7."""
     return dataclasses.replace(q, data=(q.codes % 7 + 1).astype(np.uint8), packing=None, extents=())

@@ -288,13 +288,17 @@ def _global_scale(w: QTensor) -> float:
     return 1.0 if w.global_scale is None else abs(float(w.global_scale))
 
 
+def _token_scales(a: Any) -> Any:
+    """The scales of A's rows, float64 ``[M,1]``; 1 where sums have met all scales of A."""
+    return np.abs(np.asarray(a.scale, np.float64)) if isinstance(a, QTensor) and not _by_blocks(a) else np.float64(1.0)
+
+
 def _met_last(a: Any, w: QTensor) -> tuple[Any, Any]:
     """What finished sums have still to be multiplied by, the least and the most of it, float64 ``[M,1]`` or one number.
 
     First by the weights' global scale, then by the scales of A's rows; blocks of A have met theirs by then.
     """
-    alpha = _global_scale(w)
-    token = np.abs(np.asarray(a.scale, np.float64)) if isinstance(a, QTensor) and not _by_blocks(a) else np.float64(1.0)
+    alpha, token = _global_scale(w), _token_scales(a)
     ahead = (np.ones_like(token), token, alpha * token)
     return np.minimum.reduce(ahead), np.maximum.reduce(ahead)
 
@@ -331,4 +335,4 @@ def _rounded_to_f16(a: Any, w: QTensor, size: Any, ratio: float) -> Any:
     of_groups = np.abs(w.scales.astype(np.float64)).sum(axis=1) * -(-min(w.granularity[1], k) // group)
     columns = np.repeat(of_groups, w.granularity[0])[None, : w.shape[0]]
     lost = 2.0**8 * F16.min_subnormal / 2 * (4 * columns + (groups + sums + 2) / ratio)
-    return share * size + lost * _met_last(a, w)[1]
+    return share * size + lost * _global_scale(w) * _token_scales(a)

@@ -112,7 +112,9 @@ RULES: tuple[Rule, ...] = (
     ),
     (
         "e4m3 by rows beside int4, of 64 or 128 rows, for sums in float16 that scales and K leave in its range",
-        lambda plan, problem: not plan.f16_sums or problem.may_sum_f16 and plan.block_n <= 128,
+        lambda plan, problem: (
+            not plan.f16_sums or problem.may_sum_f16 and plan.a_by_row and plan.record.order == "signs" and plan.block_n <= 128
+        ),
     ),
     (f"BLOCK_M of {BLOCK_MS}", lambda plan, _: plan.block_m in BLOCK_MS),
     (f"BLOCK_N of {BLOCK_NS}", lambda plan, _: plan.block_n in BLOCK_NS),

@@ -269,7 +269,7 @@ def _plans(problem: Int4Problem, device: Device, block_ms: Sequence[int], **ways
 def has_tail(tiles: int, tail: int, device: Device) -> bool:
     """Whether clusters of `tail` CTAs can share the tiles of the last round, each at most one, behind one to four rounds of whole ones.
 
-    Of more rounds half a one is no gain beside what partial sums take of the ring.
+    Of more rounds half a one is a twelfth of the time, or less, before the pairs' meeting is paid.
     """
     clusters = device.clusters_at_once(tail)
     return 0 < clusters * tail < tiles <= 5 * clusters * tail and 0 < tiles % (clusters * tail) <= clusters

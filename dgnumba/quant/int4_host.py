@@ -8,7 +8,8 @@ For each group of columns, in order, with the float32 operations that the kernel
 
 Beside int8, one scale for all of a row is one group: the sum over all of K is an integer, and for an int32 output that is the result.
 
-DIFFERS: the kernel splits K where that is faster, and then adds the parts' totals; the FP8 tensor core drops bits while it sums a group.
+DIFFERS: the kernel splits K where that is faster, and then adds the parts' totals; the FP8 tensor core drops bits while it sums a group; a plan
+may fold scales into weights, or sum in float16 (`Int4Plan`).
 """
 
 from __future__ import annotations

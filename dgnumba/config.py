@@ -121,7 +121,7 @@ def get_batch_invariant() -> bool:
 
 
 def set_exact_weights(enabled: bool) -> None:
-    """Plan, from the next call on, so that no weight of 4 bits is rounded: scales meet float32 sums, as they always do beside 8-bit activations.
+    """Plan, from the next call on, so that no weight of 4 bits is rounded: scales meet sums, as they always do beside 8-bit activations.
 
     Else a product of bfloat16 or float16 activations may multiply the weights by their scales first, where that is faster (`Int4Plan.fold`):
     for many tokens. Each is then rounded to the activations' type, 2^-8 of itself at most, or 2^-11, and a scale that is of another type before
@@ -140,9 +140,10 @@ def set_float32_sums(enabled: bool) -> None:
     """Plan, from the next call on, so that all sums are float32, or int32, as they always are but for one kind of product.
 
     Else a product of float8_e4m3fn activations with a scale for each row and int4 weights without zero points, whose result is bfloat16, may sum in
-    float16, where that is faster (`Int4Plan.f16_sums`): for many tokens. Each sum of 128 columns is rounded four times, each sum of eight such ones
-    eight times: together about half of what bfloat16 then rounds, in the mean; `int4_error_bound` has it. A plan that the caller names is
-    refused if it sums so. On the host, and where batch invariance is on, no sum is float16.
+    float16, where that is faster (`Int4Plan.f16_sums`): for many tokens. In groups of 128 columns or more each sum of 128 is rounded four
+    times, each sum of eight such ones eight times: together about half of what bfloat16 then rounds, in the mean. Of smaller groups each adds
+    a rounding. `int4_error_bound` has it. A plan that the caller names is refused if it sums so. On the host, and where batch invariance is on,
+    no sum is float16.
     """
     _change(float32_sums=_switch("enabled", enabled))
 

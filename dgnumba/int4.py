@@ -44,8 +44,7 @@ def int4_gemm_nt(
     Args:
         a: ``[M,K]``: bfloat16 (or its bits as uint16) or float16; or a `QTensor` of float8_e4m3fn with a float32 scale for each
             1x128 or each row, or of int8 or int4 (widened to int8) with one for each row. NumPy, CuPy, torch or JAX arrays.
-        w: `Int4Weights` of ``[N,K]``, made once by `prepare_int4_weights` for this type of `a`; or a `QTensor`, which is prepared in the
-            call.
+        w: `Int4Weights` of ``[N,K]``, made once by `prepare_int4_weights` for this type of `a`; or a `QTensor`, prepared in the call.
         d: output ``[M,N]``, bfloat16, float16 or float32; None: a new one of `out_dtype`. int32 is for int8 and int4 `a` beside weights
             with one scale a row: the sums of codes less zero points, unscaled.
         c: None, or an array like `d` (or `d` itself) that is added in float32 before the one rounding.
@@ -214,7 +213,7 @@ class Int4Explanation:
 def _scales_meet(plan: Int4Plan, problem: Int4Problem) -> str:
     """Where scales are multiplied in, and what that rounds."""
     if plan.f16_sums:
-        return "of weights multiply float16 sums, of 128 columns, and of eight of these (f16_sums): no weight is rounded"
+        return f"of weights multiply float16 sums of {plan.group} columns, and all sums are float16 (f16_sums): no weight is rounded"
     if not plan.fold:
         return "of weights multiply float32 sums: no weight is rounded"
     off = problem.fold_error

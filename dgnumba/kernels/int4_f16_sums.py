@@ -6,8 +6,8 @@ promotion, of which an instruction takes two; what else is issued then has room 
     sums    of `RECORDS_OF_A_SUM` records: += (scales * ratio) * acc, acc the tensor core's sum of a group
     total   of all records: += sums
 
-so that no number is rounded more often than once for each record of a sum, and once for each sum. `ratio` is the power of two that keeps all within
-float16 (`Int4Weights.f16_ratio`); it is taken off again, with the operands' 2^-8, in float32.
+so that no number is rounded more often than once for each group of a sum's records, and once for each sum. `ratio` is the power of two that
+keeps all within float16 (`Int4Weights.f16_ratio`); it is taken off again, with the operands' 2^-8, in float32.
 """
 
 from __future__ import annotations

@@ -112,7 +112,9 @@ RULES: tuple[Rule, ...] = (
     ),
     (
         "e4m3 by rows beside int4, of 64 or 128 rows, for sums in float16 that scales and K leave in its range",
-        lambda plan, problem: not plan.f16_sums or problem.may_sum_f16 and plan.block_n <= 128,
+        lambda plan, problem: (
+            not plan.f16_sums or problem.may_sum_f16 and plan.a_by_row and plan.record.order == "signs" and plan.block_n <= 128
+        ),
     ),
     (f"BLOCK_M of {BLOCK_MS}", lambda plan, _: plan.block_m in BLOCK_MS),
     (f"BLOCK_N of {BLOCK_NS}", lambda plan, _: plan.block_n in BLOCK_NS),
@@ -267,7 +269,7 @@ def _plans(problem: Int4Problem, device: Device, block_ms: Sequence[int], **ways
 def has_tail(tiles: int, tail: int, device: Device) -> bool:
     """Whether clusters of `tail` CTAs can share the tiles of the last round, each at most one, behind one to four rounds of whole ones.
 
-    Of more rounds half a one is no gain beside what partial sums take of the ring.
+    Of more rounds half a one is a twelfth of the time, or less, before the pairs' meeting is paid.
     """
     clusters = device.clusters_at_once(tail)
     return 0 < clusters * tail < tiles <= 5 * clusters * tail and 0 < tiles % (clusters * tail) <= clusters

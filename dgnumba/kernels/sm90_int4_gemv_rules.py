@@ -45,6 +45,7 @@ RULES: tuple[Rule, ...] = (
     (f"{WARPS} records a stage, one for each warp", lambda plan, _: plan.records in WARPS),
     (f"{DEPTHS} stages", lambda plan, _: plan.num_stages in DEPTHS),
     ("no scales folded into weights", lambda plan, _: not plan.fold),
+    ("no sums in float16", lambda plan, _: not plan.f16_sums),
     ("no split, no tail, and nothing to widen", lambda plan, _: plan.cluster == 1 and not plan.widen),
     (
         f"{MOST_SIXTEENFOLD} records a warp at most, whose sums are sixteen times as large, got {{problem.records}} for all",

@@ -56,8 +56,9 @@ class SmemMap:
 
     @property
     def labels(self) -> dict[int, str]:
-        """Offset of each slot -> its name: "a[2]", "full[0]"."""
-        return {r.offset + r.nbytes * i: f"{r.name}[{i}]" for r in reversed(self.regions) for i in range(r.stages)}
+        """Offset of each slot of a byte or more -> its name: "a[2]", "full[0]"; where several begin that of the first region."""
+        named = [r for r in reversed(self.regions) if r.nbytes]
+        return {r.offset + r.nbytes * i: f"{r.name}[{i}]" for r in named for i in range(r.stages)}
 
     @property
     def launch_bytes(self) -> int:

@@ -8,7 +8,8 @@ For each group of columns, in order, with the float32 operations that the kernel
 
 Beside int8, one scale for all of a row is one group: the sum over all of K is an integer, and for an int32 output that is the result.
 
-DIFFERS: the kernel splits K where that is faster, and then adds the parts' totals; the FP8 tensor core drops bits while it sums a group.
+DIFFERS: the kernel splits K where that is faster, and then adds the parts' totals; the FP8 tensor core drops bits while it sums a group; a plan
+may fold scales into weights, or sum in float16 (`Int4Plan`).
 """
 
 from __future__ import annotations
@@ -288,13 +289,17 @@ def _global_scale(w: QTensor) -> float:
     return 1.0 if w.global_scale is None else abs(float(w.global_scale))
 
 
+def _token_scales(a: Any) -> Any:
+    """The scales of A's rows, float64 ``[M,1]``; 1 where sums have met all scales of A."""
+    return np.abs(np.asarray(a.scale, np.float64)) if isinstance(a, QTensor) and not _by_blocks(a) else np.float64(1.0)
+
+
 def _met_last(a: Any, w: QTensor) -> tuple[Any, Any]:
     """What finished sums have still to be multiplied by, the least and the most of it, float64 ``[M,1]`` or one number.
 
     First by the weights' global scale, then by the scales of A's rows; blocks of A have met theirs by then.
     """
-    alpha = _global_scale(w)
-    token = np.abs(np.asarray(a.scale, np.float64)) if isinstance(a, QTensor) and not _by_blocks(a) else np.float64(1.0)
+    alpha, token = _global_scale(w), _token_scales(a)
     ahead = (np.ones_like(token), token, alpha * token)
     return np.minimum.reduce(ahead), np.maximum.reduce(ahead)
 
@@ -331,4 +336,4 @@ def _rounded_to_f16(a: Any, w: QTensor, size: Any, ratio: float) -> Any:
     of_groups = np.abs(w.scales.astype(np.float64)).sum(axis=1) * -(-min(w.granularity[1], k) // group)
     columns = np.repeat(of_groups, w.granularity[0])[None, : w.shape[0]]
     lost = 2.0**8 * F16.min_subnormal / 2 * (4 * columns + (groups + sums + 2) / ratio)
-    return share * size + lost * _met_last(a, w)[1]
+    return share * size + lost * _global_scale(w) * _token_scales(a)

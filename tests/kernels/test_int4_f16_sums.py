@@ -12,6 +12,7 @@ from dgnumba import emu
 from dgnumba.emu.tensor_core import multiply_add_f16
 from dgnumba.int4_operands import ARRAYS, check_int4_gemm_nt, lay_out
 from dgnumba.int4_plan import validate_int4
+from dgnumba.int4_problem import Int4Problem
 from dgnumba.kernels.int4_spec import Int4Plan
 from dgnumba.quant import quantize
 from dgnumba.testing import assert_bits_equal, assert_within
@@ -81,6 +82,14 @@ def test_a_ring_smaller_than_what_takes_its_place():
     mapped = INT4.smem(case.plan(case.operands(np.random.default_rng(0))[0].problem))
     assert mapped["partial"].nbytes == 256 * 128 * 4 > mapped["w"].end and mapped["rest"].nbytes > 0
     assert mapped["partial"].offset == mapped["a"].offset and mapped["partial"].end <= mapped["full"].offset
+
+
+@pytest.mark.parametrize("form", [{}, {"a_dtype": "int8"}, {"a_dtype": "float8_e4m3fn"},
+                                  {"a_dtype": "float8_e4m3fn", "a_by_row": True, "w_dtype": "uint4", "zeros": "integer"}])  # fmt: skip
+def test_other_types_are_refused_whatever_the_problem_says(form):
+    problem = Int4Problem(64, 256, 512, **form, may_sum_f16=True)
+    plan = Int4Plan.of(problem, INT4.NAME, block_m=64, block_n=64, num_stages=2, f16_sums=True)
+    assert "e4m3 by rows beside int4" in INT4.refusal(plan, problem)
 
 
 def emulated(a, w, tile, policy, num_sms=132, tail=1):

@@ -134,6 +134,14 @@ def test_what_it_refuses(types, gpu, words):
     assert words in caught.value.reasons[rules.NAME]
 
 
+def test_it_sums_nothing_in_float16():
+    """A plan says what is done: one of sums in float16 would be taken, and sum in float32."""
+    problem = Int4Problem(64, 256, 512, "float8_e4m3fn", a_by_row=True, may_sum_f16=True)
+    plan = rules.candidates(problem, KNOWN["h200"])[0]
+    assert not plan.f16_sums and rules.refusal(plan, problem) is None
+    assert rules.refusal(dataclasses.replace(plan, f16_sums=True), problem) == "needs no sums in float16"
+
+
 def test_a_gpu_before_sm_80_is_refused():
     turing = dataclasses.replace(KNOWN["a100"], name="NVIDIA T4", cc=(7, 5))
     with pytest.raises(UnsupportedError, match="needs sm_80 or later, NVIDIA T4 is sm_75"):

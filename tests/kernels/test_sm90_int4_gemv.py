@@ -249,7 +249,16 @@ def test_what_it_does_not_take():
     assert "is for sm_90a" in rules.supports(Int4Problem(8, 64, 512), Device.named("a100"))
     problem = Int4Problem(8, 64, 512, may_fold=True)
     plan = rules.candidates(problem, H200)[0]
-    for bad in ({"block_n": 128}, {"records": 2}, {"num_stages": 5}, {"split": 2}, {"block_m": 16}, {"group": 32}, {"fold": True}):
+    for bad in (
+        {"block_n": 128},
+        {"records": 2},
+        {"num_stages": 5},
+        {"split": 2},
+        {"block_m": 16},
+        {"group": 32},
+        {"fold": True},
+        {"f16_sums": True},
+    ):
         with pytest.raises(PlanError, match="cannot be used"):
             validate_int4(dataclasses.replace(plan, **bad), problem, H200)
     with pytest.raises(PlanError, match="cannot be used"):

@@ -1,4 +1,4 @@
-"""What `int4_gemm_nt` launches is what the kernel was built for: its cluster, its threads, its shared memory."""
+"""What `int4_gemm_nt` launches is what the kernel was built for: its cluster, its threads, its shared memory; with these weights' own numbers."""
 
 import dataclasses
 
@@ -12,6 +12,7 @@ from dgnumba.errors import PlanError
 from dgnumba.int4_operands import check_int4_gemm_nt, lay_out
 from dgnumba.int4_plan import validate_int4
 from dgnumba.kernels.int4_spec import Int4Plan
+from dgnumba.quant import prepare_int4_weights
 
 
 @pytest.mark.parametrize("choices", [{}, {"split": 2}, {"split": 4}, {"tail": 2}], ids=str)
@@ -33,6 +34,39 @@ def test_a_launch_has_the_shape_of_the_kernel(choices, rng, monkeypatch):
     (shape,), built = asked, INT4.build(plan)
     assert shape.cluster == (built.cluster, 1, 1) and shape.grid[0] % built.cluster == 0
     assert (shape.block, shape.smem) == ((built.threads, 1, 1), built.smem.launch_bytes)
+
+
+def test_each_weights_bring_their_own_ratio_and_global_scale(rng, monkeypatch):
+    """One launch serves all of a form, a quick call one weights object: neither takes the numbers of what was multiplied before."""
+    queued = []
+
+    class Launcher:
+        def launcher(self, index, shape):
+            return lambda scalars, maps, stream: queued.append(scalars)
+
+    monkeypatch.setattr(int4_prepared, "program", lambda *_: Launcher())
+    monkeypatch.setattr(int4_prepared.launching, "encoder", lambda _: lambda at: at)
+    monkeypatch.setattr(int4_prepared, "_launches", {})
+    a, q = cases.exact_problem(rng, "float8_e4m3fn_row", "int4_g128", 40, 64, 256)
+    device, laid, launches = dataclasses.replace(H200, index=0), [], []
+    for factor, alpha in ((1.0, 0.5), (2.0**-9, 4.0), (2.0**30, 1.0)):
+        w = prepare_int4_weights(
+            dataclasses.replace(q, scale=q.scale * np.float32(factor), global_scale=np.float32(alpha)), "float8_e4m3fn"
+        )
+        operands = check_int4_gemm_nt(a, w)
+        plan = Int4Plan.of(operands.problem, INT4.NAME, block_m=48, block_n=64, num_stages=2, f16_sums=True)
+        laid.append((lay_out(operands), w.f16_ratio(operands.problem.a_dtype), alpha))
+        launches.append(int4_prepared.prepared(validate_int4(plan, operands.problem, device), laid[-1][0], device))
+    assert launches[0] is launches[1] is launches[2] and len({ratio for _, ratio, _ in laid}) == 3
+    quick = [int4_prepared.QuickCall(launches[0], one) for one, _, _ in laid]
+    for i in (0, 1, 2, 1, 0):
+        one, ratio, alpha = laid[i]
+        launches[0](one, 0)
+        assert quick[i](*(4096 << j for j in range(4, 8)), 0)
+        for name, expected in (("ratio", ratio), ("alpha", alpha)):
+            found = [np.uint32(scalars[INT4.SCALARS.index(name)]).view(np.float32) for scalars in queued]
+            assert found == [expected, expected]
+        queued.clear()
 
 
 @pytest.mark.parametrize("kernel", [INT4_GEMV, PORTABLE_INT4], ids=lambda kernel: kernel.NAME)

@@ -32,6 +32,13 @@ def test_of_a_known_map():
                                       "   7320  bytes asked for at launch"]  # fmt: skip
 
 
+def test_a_region_of_no_bytes_takes_no_label():
+    """Nothing lies there: what begins at the same place does."""
+    smem = SmemMap.of(("w", 100, 1, 16), ("sfa", 0, 2, 128), ("tables", 0, 1, 16), ("full", 8, 2, 8))
+    assert smem["sfa"].offset == smem["full"].offset == 128
+    assert smem.labels == {0: "w[0]", 128: "full[0]", 136: "full[1]"}
+
+
 def test_a_name_that_is_not_there():
     with pytest.raises((KeyError, StopIteration)):
         SmemMap.of(("d", 100, 1, 16))["e"]

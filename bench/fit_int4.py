@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from dgnumba.device import Device
-from dgnumba.int4_plan import ROUNDING
+from dgnumba.int4_plan import ROUNDED_SUMS, ROUNDING
 from dgnumba.int4_problem import Int4Problem
 from dgnumba.kernels import sm90_int4_gemm_rules as rules
 from dgnumba.kernels.int4_spec import Int4Plan
@@ -99,7 +99,7 @@ def regrets(sweep: Sweep, constants: Int4Constants = CONSTANTS) -> Regrets:
     found: Regrets = {}
     for problem, tried in rows.items():
         # as `choose_int4` has it: a plan that rounds weights must be cheaper by more than a little
-        _, us, chosen = min(tried, key=lambda row: row[0] * (ROUNDING if row[2].fold or row[2].f16_sums else 1))
+        _, us, chosen = min(tried, key=lambda row: row[0] * (ROUNDING if row[2].fold else ROUNDED_SUMS if row[2].f16_sums else 1))
         _, least, fastest = min(tried, key=lambda row: row[1])
         found[problem] = us / least, chosen, fastest
     return found

@@ -36,8 +36,11 @@ FOLDS = "folds scales into weights, which rounds these, and exact weights are as
 SUMS_F16 = "sums in float16, and float32 sums are asked for (set_float32_sums)"
 """Why a plan is refused."""
 
-ROUNDING = 1.03
-"""How many times as long a plan may take that rounds no weight, and no sum to float16, where one that does would take its place."""
+ROUNDING = 1.06
+"""How many times as long a plan may take that rounds no weight, where one that does would take its place."""
+
+ROUNDED_SUMS = 1.03
+"""The same of sums, to float16, which lose less."""
 
 
 @lru_cache(maxsize=4096)
@@ -48,7 +51,7 @@ def choose_int4(
     other does; `batch_invariant` as of `plan.choose`.
 
     `exact_weights` leaves out plans that round weights, `float32_sums` plans that round sums to float16; without it these are chosen where they are
-    cheaper by more than `ROUNDING`.
+    cheaper by more than `ROUNDING`, or `ROUNDED_SUMS`.
 
     Raises:
         UnsupportedError: no kernel takes the problem there; lists each one's reason.
@@ -69,12 +72,17 @@ def choose_int4(
         if not plans:
             refusals[kernel.NAME] = f"no tile fits {device.smem_per_block} bytes of shared memory a block"
     if priced:
-        priced.sort(key=lambda one: one[2] * (ROUNDING if one[1].f16_sums or _rounds_weights(one[1], problem) else 1))
+        priced.sort(key=lambda one: one[2] * _handicap(one[1], problem))
         kernel, plan, best = priced[0]
         return Int4Choice(plan, kernel, best, len(priced), tuple(one[1:] for one in priced[1:4]))
     if any(reason.startswith("no tile fits") for reason in refusals.values()):
         raise PlanError(f"no plan fits {problem} on {device.name}", refusals)
     raise UnsupportedError(f"no kernel takes {problem} on {device.name}", refusals)
+
+
+def _handicap(plan: Int4Plan, problem: Int4Problem) -> float:
+    """What the price of a plan is multiplied by when plans are compared."""
+    return ROUNDING if _rounds_weights(plan, problem) else ROUNDED_SUMS if plan.f16_sums else 1.0
 
 
 def _rounds_weights(plan: Int4Plan, problem: Int4Problem) -> bool:

@@ -72,30 +72,30 @@ class Int4Constants:
     """
 
     clock: float = 1.75
-    launch: float = 3.29
+    launch: float = 3.3
     split: float = 1.01
-    exchange: float = 35.7
-    tile: float = 0.112
-    store: float = 14.0
+    exchange: float = 36.0
+    tile: float = 0.114
+    store: float = 14.6
     wgmma_floor: float = 11.3
     latency: float = 104.0
     stage: float = 34.9
     unpack_wide: float = 104.0
-    unpack_e4m3: float = 90.0
-    unpack_bytes: float = 28.5
+    unpack_e4m3: float = 89.9
+    unpack_bytes: float = 28.4
     promotion_wide: float = 1.0
-    promotion_e4m3: float = 3.2
-    promotion_bytes: float = 2.4
-    promotion_rows: float = 1.22
-    promotion_f16: float = 2.93
-    fold: float = 34.5
-    fold_sharing: float = 16.8
+    promotion_e4m3: float = 3.21
+    promotion_bytes: float = 2.42
+    promotion_rows: float = 1.24
+    promotion_f16: float = 2.96
+    fold: float = 34.2
+    fold_sharing: float = 17.4
     port: float = 64.0
     memory_share: float = 0.928
     norm: float = 4.0
     pipes: float = 1.5
-    pipes_f16: float = 2.52
-    sharing: float = 3.5
+    pipes_f16: float = 2.51
+    sharing: float = 3.52
 
 
 CONSTANTS = Int4Constants()

@@ -259,9 +259,9 @@ def _plans(problem: Int4Problem, device: Device, block_ms: Sequence[int], **ways
             continue
         stages = min(MAX_STAGES, most_stages(smem, replace(plan, split=1, tail=1), device))
         plan = replace(plan, num_stages=stages)
-        # partial sums take the ring's place, or more; of two stages, where CTAs share a tile and each has few to go through, one is waited for too
-        # long (up to 16 %, H200, 2026-11-30)
-        if stages >= (MIN_STAGES if plan.cluster == 1 else 3) and smem(plan).launch_bytes <= device.smem_per_block:
+        # partial sums take the ring's place, or more; of two stages, where a split leaves a CTA few to go through, one is waited for too long (up to
+        # 16 %, H200, 2026-11-30)
+        if stages >= (MIN_STAGES if plan.split == 1 else 3) and smem(plan).launch_bytes <= device.smem_per_block:
             plans.append(plan)
     return plans
 

@@ -28,7 +28,7 @@ CASES = [
     product(9, 67, 1200, (8, 64, 1, 3, 1), 1),  # ten records: a sum of eight and one of two; two tiles of one CTA, the ring goes round
     product(1, 1, 1, (8, 64, 1, 2, 1)),  # one element
     product(7, 33, 2560, (8, 64, 4, 2, 1)),  # two stages a sum, five in all
-    product(13, 65, 1800, (16, 64, 2, 2, 1), 1),  # eight stages of two records
+    product(13, 65, 2000, (16, 64, 2, 2, 1), 1),  # eight stages of two records
     product(33, 63, 2100, (48, 64, 1, 2, 2)),  # a split: nine records and eight
     product(20, 130, 1100, (24, 128, 1, 2, 1), 1, "bfloat16", True, True),  # two warpgroups
     product(9, 40, 640, (16, 64, 1, 2, 4), variant="int4_g32"),  # four accumulators a record; partial sums of four

@@ -132,7 +132,7 @@ def sums_by_model(codes_of_a, small, scales, group, ratio, shares):
             for column in range(record * 128, record * 128 + 128, group):
                 acc = None
                 for step in range(column, column + group, 32):
-                    at = slice(step, step + 32)
+                    at = slice(step, min(step + 32, column + group))
                     acc = multiply_add_f16(acc, small[:, at] * np.float32(2.0**-8), codes_of_a[:, at], -6, -6)
                 scale = halves(scales[:, column // group, None] * np.float32(ratio))
                 held = fma_f16(acc, scale, held)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import int4_cases as cases
@@ -318,18 +319,22 @@ def test_explain_says_that_it_is_chosen(kind, rng, monkeypatch):
 
 
 def test_the_planner_chooses_near_the_best_of_what_was_measured():
-    """Of both kernels' plans, each problem's; measured on an H200 (bench/results)."""
+    """Of both kernels' plans, each problem's; measured on an H200 (bench/results). Splits of the other kernel have had more stages since."""
+
+    def key(kernel: str, name: str) -> tuple[str, str]:
+        return kernel, re.sub(r" s\d+", "", name) if kernel == "sm90_int4_gemm" else name
+
     path = Path(__file__).parents[2] / "bench" / "results" / "tune_int4_gemv_h200.json"
     times: dict[Int4Problem, dict[tuple[str, str], float]] = {}
     for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
         kind, by_row = row["activation"].removesuffix("_row"), row["activation"].endswith("_row")
         problem = Int4Problem(row["m"], row["n"], row["k"], kind, group=128, scale_dtype="float16", a_by_row=by_row)
-        times.setdefault(problem, {})[row["kernel"], row["plan"]] = row["us"]
+        times.setdefault(problem, {})[key(row["kernel"], row["plan"])] = row["us"]
     found, kernels = [], set()
     for problem, measured in times.items():
         choice = choose_int4(problem, H200)
         kernels.add(choice.kernel.NAME)
-        found.append(measured[choice.plan.kernel, choice.plan.name] / min(measured.values()))
+        found.append(measured[key(choice.plan.kernel, choice.plan.name)] / min(measured.values()))
     assert len(found) == 40 and kernels == {"sm90_int4_gemv", "sm90_int4_gemm"}
     assert np.mean(found) < 1.04 and max(found) < 1.12, "the fit has 1.033 and 1.116"
     one_order = choose_int4(Int4Problem(1, 4096, 4096), H200, batch_invariant=True)

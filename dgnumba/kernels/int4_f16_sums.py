@@ -19,14 +19,12 @@ from .._numba import device_function
 from ..integers import u32
 from ..ptx import Registers, convert, f32, fragment, mbarrier, thread, unpack, unrolled
 from .int4_spec import Int4Plan
-from .int4_stage import Multiply, Unpack
+from .int4_stage import ONES, Multiply, Unpack
 
 RECORDS_OF_A_SUM = 8
 """Records whose sums are added up before they are added to the total."""
 
-ONES = u32(0x3C003C00)
-"""1 twice, as float16."""
-
+ONES_F16 = u32(ONES["float16"])
 
 FRAGMENTS = 16
 """Registers of a record's fragments."""
@@ -113,4 +111,4 @@ def _flat(frags: Any) -> tuple[Any, ...]:
 @device_function
 def add_sums(total: Any, sums: Any) -> Any:
     """total += sums, in float16."""
-    return fragment.promote_f16x2(total, sums, (ONES, ONES))
+    return fragment.promote_f16x2(total, sums, (ONES_F16, ONES_F16))

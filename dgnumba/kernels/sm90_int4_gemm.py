@@ -64,7 +64,7 @@ def build(plan: Int4Plan) -> Built:
     product_for = folded_stage_for if plan.fold else halved_stage_for if plan.turns > 1 else stage_for
     stage_product, table_word = product_for(plan), table_word_for(plan)
     # of float16 sums: 2^8 / ratio, by its bits, is what the operands' power and the ratio of scales leave to be taken off
-    f16_stage, first_fragments = f16_stage_for(plan), first_fragments_for(plan)
+    f16_stage, first_fragments = (f16_stage_for(plan), first_fragments_for(plan)) if plan.f16_sums else (None, None)
     STAGES_OF_A_SUM, RATIO_AGAIN = RECORDS_OF_A_SUM // RECORDS, u32((2 * 127 + plan.operand_power) << 23)
     store_tile, add_some, ADDED = store_tile_for(plan), add_some_for(plan, CONSUMERS * 4), sums_at_once(plan) * SHARERS
     zeros, bits_of = (fragment.zero_s32, convert.forget) if plan.is_whole else (fragment.zero, fragment.bits)

@@ -56,7 +56,7 @@ BARRIERS = ("cuda.syncthreads", "barrier.sync", "barrier.cluster_arrive")
 OTHER_EDGE = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
 OTHER_SWIZZLE = {128: 64, 64: 32, 32: 128, 0: 128}
 DEVICE = ("device_function", "unrolled", "cuda.jit")
-FAMILIES = ("barrier", "convert", "cp_async", "matrix", "mbarrier", "memory", "thread", "tma", "wgmma")
+FAMILIES = ("barrier", "convert", "cp_async", "matrix", "mbarrier", "memory", "thread", "tma", "transpose", "wgmma")
 
 Path = tuple[tuple[str, int | None], ...]
 Change = Callable[[ast.AST], ast.AST]

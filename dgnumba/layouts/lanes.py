@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +87,21 @@ def matrix_8x8() -> LaneMap:
     """One 8x8 matrix of 16-bit elements of ldmatrix and stmatrix: 32 lanes, two elements; lane holds row lane/4, columns 2(lane%4) + {0, 1}."""
     _, lane, i = _grid(32, 2)
     return LaneMap("MATRIX_8X8", (8, 8), lane // 4, 2 * (lane % 4) + i)
+
+
+def quad_row(lane: Any) -> Any:
+    """Of sixteen rows of a transposed tile the first of the four that `ptx.transpose.quads` gives a lane: 0, 8, 4, 12 for each four lanes.
+
+    It is of the kind of `lane`: an integer, an array, or a register.
+    """
+    return lane % 2 * 8 + lane // 2 % 2 * 4
+
+
+@cache
+def token_quads() -> LaneMap:
+    """Eight tokens of sixteen rows of a transposed tile, as they are stored: 32 lanes, four elements; token lane/4, rows `quad_row` to that + 3."""
+    _, lane, i = _grid(32, 4)
+    return LaneMap("TOKEN_QUADS", (8, 16), lane // 4 + 0 * i, quad_row(lane) + i)
 
 
 @cache

@@ -19,6 +19,7 @@ from . import (
     prefetch,
     thread,
     tma,
+    transpose,
     unpack,
     wgmma,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "select",
     "thread",
     "tma",
+    "transpose",
     "u32",
     "u64",
     "unpack",

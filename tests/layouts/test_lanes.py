@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from dgnumba.layouts.lanes import matrix_8x8, mma_a, mma_accumulator, mma_b, wgmma_a_fp8, wgmma_accumulator
+from dgnumba.layouts.lanes import matrix_8x8, mma_a, mma_accumulator, mma_b, token_quads, wgmma_a_fp8, wgmma_accumulator
 
-MAPS = [wgmma_accumulator(n) for n in range(8, 257, 8)] + [wgmma_a_fp8(), matrix_8x8(), mma_accumulator()]
+MAPS = [wgmma_accumulator(n) for n in range(8, 257, 8)] + [wgmma_a_fp8(), matrix_8x8(), token_quads(), mma_accumulator()]
 MAPS += [of(bits) for of in (mma_a, mma_b) for bits in (4, 8, 16)]
 IDS = [f"{m.name}-{m.shape[1]}" for m in MAPS]
 

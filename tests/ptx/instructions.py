@@ -27,6 +27,7 @@ FAMILIES = {
         "prefetch",
         "thread",
         "tma",
+        "transpose",
         "unpack",
         "wgmma",
     )
@@ -64,6 +65,7 @@ IMMEDIATE = {
     "wgmma.wait_s32": "1",
     "wgmma.wait": "1",
     "cp_async.wait": "1",
+    "transpose.shfl_bfly": "1",
 }
 
 GOOD = {

@@ -72,6 +72,7 @@ def test_lane_maps_that_are_named_exist(name):
         "wgmma_accumulator": lanes.wgmma_accumulator(8),
         "wgmma_a_fp8": lanes.wgmma_a_fp8(),
         "matrix_8x8": lanes.matrix_8x8(),
+        "token_quads": lanes.token_quads(),
         "mma_accumulator": lanes.mma_accumulator(),
         "mma_a": lanes.mma_a(8),
         "mma_b": lanes.mma_b(8),

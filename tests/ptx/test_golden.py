@@ -111,6 +111,10 @@ GOLDEN = {
     "matrix.stmatrix_x2_trans": rf"stmatrix\.sync\.aligned\.m8n8\.x2\.trans\.shared\.b16 \[{R}\], {{{R}, {R}}};",
     "matrix.stmatrix_x4_trans": rf"stmatrix\.sync\.aligned\.m8n8\.x4\.trans\.shared\.b16 \[{R}\], {{{R}, {R}, {R}, {R}}};",
     "matrix.stmatrix_x4": rf"stmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16 \[{R}\], {{{R}, {R}, {R}, {R}}};",
+    "transpose.movmatrix": rf"movmatrix\.sync\.aligned\.m8n8\.trans\.b16 {R}, {R};",
+    "transpose.quads": rf"(?s)movmatrix\.sync\.aligned\.m8n8\.trans\.b16 {R}, {R};.*?shfl\.sync\.bfly\.b32 {R}, {R}, 1, 31, 0xffffffff;",
+    "transpose.shfl_bfly": rf"shfl\.sync\.bfly\.b32 {R}, {R}, 1, 31, 0xffffffff;",
+    "transpose.store_global_v2_if": rf"setp\.ne\.b32 p, {R}, 0; @p st\.global\.v2\.b32 \[{RD}\], {{{R}, {R}}};",
     "mbarrier.arrive": rf"mbarrier\.arrive\.shared::cta\.b64 _, \[{R}\];",
     "mbarrier.arrive_cluster_if": rf"setp\.ne\.b32 p, {R}, 0; @p mapa\.shared::cluster\.u32 remote, {R}, {R}; "
     r"@p mbarrier\.arrive\.shared::cluster\.b64 _, \[remote\];",

@@ -91,6 +91,8 @@ def rows_of(ours: Ours, others: Callable[[int], dict[str, Call]], m: int, flush:
                 "estimate": int4_kernel_named(plan.kernel).estimate(plan, problem, ours.device),
                 "choices": [plan.block_m, plan.block_n, plan.records, plan.split, plan.num_stages], "fold": plan.fold, "tail": plan.tail,
                 "f16_sums": plan.f16_sums,
+                "quads": plan.quads,
+                "d_has_quads": problem.d_has_quads,
             })  # fmt: skip
         show(rows[-len(by_plan) :])
     return rows

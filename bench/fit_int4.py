@@ -79,12 +79,13 @@ def read(path: Path = RESULTS) -> Sweep:
         form, scale = row["format"].split()
         group, may_fold = int(form.split("_g")[1]), key in folded
         kind, by_row = row["activation"].removesuffix("_row"), row["activation"].endswith("_row")
+        # rows that say nothing of it were measured before any plan stored four columns together
         problem = Int4Problem(row["m"], row["n"], row["k"], kind, "int4", "bfloat16", group, scale, may_fold=may_fold, a_by_row=by_row,
-                              may_sum_f16=by_row)  # fmt: skip
+                              may_sum_f16=by_row, d_has_quads=row.get("d_has_quads", False))  # fmt: skip
         block_m, block_n, records, split, stages = row["choices"]
         choices = {"block_m": block_m, "block_n": block_n, "records": records, "split": split, "num_stages": stages}
         plans.append(Int4Plan.of(problem, rules.NAME, fold=row.get("fold", False), tail=row.get("tail", 1),
-                                 f16_sums=row.get("f16_sums", False), **choices))  # fmt: skip
+                                 f16_sums=row.get("f16_sums", False), quads=row.get("quads", False), **choices))  # fmt: skip
         problems.append(problem)
         us.append(row["us"])
     work = [work_of(p, q, device, rules.count_tiles(p, q), rules.accumulators(p)) for p, q in zip(plans, problems)]

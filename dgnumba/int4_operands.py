@@ -88,6 +88,7 @@ def check_int4_gemm_nt(
         weights.has_gate, row is not None, add is not None, weights.global_scale is not None,
         kind is INT8 and weights.is_whole and weights.zeros != "float", kind is E4M3 and scales is not None and scales.array.ndim == 1,
         weights.folds_into(kind), kind is E4M3 and scales is not None and scales.array.ndim == 1 and weights.f16_ratio(kind) is not None,
+        out is None or (address(out.array) | out.array.strides[0]) % 8 == 0 or weights.n % 4 > 0,
     )  # fmt: skip
     if d_dtype is I32:
         _check_raw(problem)

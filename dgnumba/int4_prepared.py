@@ -40,6 +40,7 @@ class Launch:
         )
         self.scalars = [int(x) for x in args if not getattr(x, "is_tensor_map", False)]
         self.places = [(i, name) for i, name in enumerate(choice.kernel.SCALARS) if name in ARRAYS]
+        self.d_alignment = 8 if plan.quads else 1
         self.numbers = [(choice.kernel.SCALARS.index(name), f"{name}_bits") for name in NUMBERS if name in choice.kernel.SCALARS]
 
     def __call__(self, laid: Int4LaidOut, stream: int) -> None:
@@ -84,7 +85,7 @@ class QuickCall:
 
     def __call__(self, a: int, scales: int, w: int, d: int, stream: int) -> bool:
         """Queue the kernel on operands at these addresses; False where they must be looked at more closely."""
-        if (a | scales | w) & 15:
+        if (a | scales | w) & 15 or d % self.launch.d_alignment:
             return False
         end = d + self.sizes[3]
         if any(at < end and d < at + size for at, size in zip((a, scales, w), self.sizes)):

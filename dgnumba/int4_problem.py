@@ -50,6 +50,7 @@ class Int4Problem:
         may_fold: weights times their scales are in the range of A's type, 16 bits (`Int4Weights.folds_into`): a plan may multiply them
             before the product.
         may_sum_f16: scales, and K, leave the sums of a row in the range of float16 (`Int4Weights.f16_ratio`): a plan may make them so.
+        d_has_quads: D's rows begin at multiples of 8 bytes: where n is a multiple of 4, a plan may store four columns together, of 16 bits each.
     """
 
     m: int
@@ -69,6 +70,7 @@ class Int4Problem:
     a_by_row: bool = False
     may_fold: bool = False
     may_sum_f16: bool = False
+    d_has_quads: bool = True
 
     def __post_init__(self) -> None:
         for name in ("a_dtype", "w_dtype", "d_dtype", "scale_dtype"):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from .._numba import device_function
 from ..dtypes import DTYPES
 from ..integers import u32, u64
 from ..layouts.int4.stream import ROWS
-from ..ptx import Registers, activation, convert, memory, thread, unrolled
+from ..ptx import Registers, activation, convert, memory, prefetch, thread, unrolled
 from .int4_spec import Int4Plan
 from .int4_stage import decode_pair_for
 
@@ -19,7 +20,7 @@ STORES = {
 }
 
 
-class _Finish:
+class Finish:
     """The steps of an epilogue: Python that runs once, at compile time, or in the emulator."""
 
     def __init__(self, plan: Int4Plan) -> None:
@@ -54,16 +55,30 @@ class _Finish:
 
         What they share, of rows, is loaded where it is needed for the first, as the others come behind it.
         """
-        plan, size = self.plan, self.size
-        w_ptr, records, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, m, n = more
-        columns = [row // 16 * 8 + row % 16] if plan.has_gate else [row, row + 8]
+        size, d_ptr, d_pitch, m, n = self.size, more[2], more[3], more[-2], more[-1]
+        columns = self.columns(row)
         inside = [[(token < m) & (column < n) for column in columns] for token in tokens]
         at = [[u64(token) * d_pitch + u64(column) * size for column in columns] for token in tokens]
-        if plan.d_dtype == "int32":
+        if self.plan.d_dtype == "int32":
             for bits, are_inside, places in zip(pairs, inside, at):
                 for one, is_inside, place in zip(bits, are_inside, places):
                     memory.store_global_u32_if(is_inside, d_ptr + place, one)
             return
+        for values, are_inside, places in zip(self.values(pairs, tokens, inside, row, more), inside, at):
+            for value, is_inside, place in zip(values, are_inside, places):
+                STORES[self.plan.d_dtype](is_inside, d_ptr + place, value)
+
+    def columns(self, row: Any) -> list[Any]:
+        """The columns of D that rows `row` and `row` + 8 of the weights are: of a gate one."""
+        return [row // 16 * 8 + row % 16] if self.plan.has_gate else [row, row + 8]
+
+    def values(
+        self, pairs: list[tuple[Any, Any]], tokens: list[Any], inside: list[list[Any]], row: Any, more: tuple[Any, ...]
+    ) -> Iterator[list[Any]]:
+        """What is to be stored of each token, in float32; all that is loaded is loaded before the first."""
+        plan, size = self.plan, self.size
+        w_ptr, records, _, _, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, m, _ = more
+        columns = self.columns(row)
         of_rows = self.row_scales(inside[0][0], w_ptr, records, row) if plan.is_whole else None
         of_tokens, biases, addends = [], [], []
         if plan.has_token_scales:
@@ -88,12 +103,13 @@ class _Finish:
                     value = convert.add(value, biases[j])
                 if plan.with_c:
                     value = convert.add(value, addends[i][j])
-                STORES[plan.d_dtype](inside[i][j], d_ptr + at[i][j], value)
+                values[j] = value
+            yield values
 
 
 def finish_for(plan: Int4Plan) -> Callable[..., Any]:
     """The operation `finish(low, high, token, row, ...)`: two sums of one token, of rows `row` and `row` + 8, scaled, added to and stored."""
-    steps = _Finish(plan)
+    steps = Finish(plan)
 
     @unrolled
     def finish(low: u32, high: u32, token: u32, row: u32, w_ptr: u64, records: u32, d_ptr: u64, d_pitch: u64, bias_ptr: u64, c_ptr: u64,
@@ -119,13 +135,25 @@ def finish_for(plan: Int4Plan) -> Callable[..., Any]:
     return finish
 
 
+TOKENS_OF_A_LINE = 32
+"""Whose scales a line of L2 has."""
+
+
+@device_function
+def ask_for_scales(token_ptr: Any, first: Any, count: Any, tid: Any, m: Any) -> None:
+    """The scales of `count` tokens from `first` on, which are needed at a tile's end, into L2; by the first few threads."""
+    token = first + tid * TOKENS_OF_A_LINE
+    if token < min(first + count, m):
+        prefetch.line(token_ptr + u64(token) * 4)
+
+
 AT_ONCE = 8
 """Tokens whose scales, and what is added to whose sums, are loaded together."""
 
 
 def store_tile_for(plan: Int4Plan) -> Callable[..., Any]:
     """The operation `store_tile(total, token, row, ...)`: `finish` for all of a thread's sums."""
-    steps = _Finish(plan)
+    steps = Finish(plan)
 
     @unrolled
     def store_tile(total: Registers, token: u32, row: u32, w_ptr: u64, records: u32, d_ptr: u64, d_pitch: u64, bias_ptr: u64, c_ptr: u64,
@@ -161,7 +189,7 @@ def add_some_for(plan: Int4Plan, pitch: int) -> Callable[..., Any]:
 
     `pitch` bytes lie between a thread's partial sums.
     """
-    steps, load = _Finish(plan), memory.load_cluster_u32 if plan.is_whole else memory.load_cluster_f32
+    steps, load = Finish(plan), memory.load_cluster_u32 if plan.is_whole else memory.load_cluster_f32
     count, sharers = sums_at_once(plan), plan.cluster
 
     @unrolled

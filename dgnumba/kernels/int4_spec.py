@@ -28,6 +28,7 @@ class Int4Plan:
     tail               CTAs of a cluster that share a tile of the last round, where there are too few for all multiprocessors; 1: none
     fold               scales are multiplied into the weights, which are rounded to A's type; sums then need none
     f16_sums           sums of a group, and of groups, are float16, the tensor core's own too
+    quads              D is stored by fours of its columns, which lie where a store of 8 bytes may (`Int4Problem.d_has_quads`)
     widen              FP8 operands become float16 in the registers, where the tensor core lacks FP8
     pdl                as of `GemmPlan`
     the rest           as of `Int4Problem`
@@ -56,6 +57,7 @@ class Int4Plan:
     fold: bool = False
     tail: int = 1
     f16_sums: bool = False
+    quads: bool = False
 
     @property
     def name(self) -> str:
@@ -66,6 +68,7 @@ class Int4Plan:
             + " widen" * self.widen
             + " fold" * self.fold
             + " f16sums" * self.f16_sums
+            + " quads" * self.quads
         )
         zeros = f" {self.zeros[:3]}zero" if self.zeros != "none" else ""
         fused = "".join(
@@ -160,6 +163,7 @@ class Int4Plan:
             fold=self.fold,
             tail=self.tail,
             f16_sums=self.f16_sums,
+            quads=self.quads,
             pdl=self.pdl,
         )
         for name in self.__dataclass_fields__:

@@ -117,7 +117,7 @@ class Work(NamedTuple):
     groups          of a record
     record_bytes    of weights and tokens that one CTA loads for a record of all warpgroups
     rounds          of tiles
-    stored          elements of D of a tile
+    stored          elements of D of a tile; by fours of columns, which touch half as many places, half of them
     partial_bytes   of a tile's partial sums in one CTA of a split, or of a tail; 0 without
     is_shared       1 with a split or a tail, else 0
     nbytes, rate    that must move through memory; the data sheet's bytes a microsecond
@@ -168,7 +168,7 @@ def work_of(plan: Int4Plan, problem: Int4Problem, device: Device, tiles: int, ac
         groups=plan.record.groups,
         record_bytes=plan.record.nbytes * warpgroups + tokens * 128 * size,
         rounds=rounds,
-        stored=0 if plan.split > 1 else tokens * plan.block_n,
+        stored=0 if plan.split > 1 else tokens * plan.block_n / (2 if plan.quads else 1),
         partial_bytes=plan.block_m * plan.block_n * 4 if is_shared else 0,
         is_shared=int(is_shared),
         nbytes=problem.bytes,

@@ -33,9 +33,10 @@ from ..integers import u32, u64
 from ..layouts.descriptors import TensorMap, low_word
 from ..ptx import barrier, convert, fragment, mbarrier, memory, thread, tma
 from .int4_f16_sums import RECORDS_OF_A_SUM, add_sums, f16_stage_for, first_fragments_for
-from .int4_finish import add_some_for, store_partial, store_tile_for, sums_at_once
+from .int4_finish import ask_for_scales, store_partial
 from .int4_fold import folded_stage_for
 from .int4_halves import halved_stage_for
+from .int4_quads import ends_for
 from .int4_spec import Int4Plan
 from .int4_stage import stage_for, table_word_for
 from .pipeline import FULL_ARRIVALS, Slot, empty_arrivals, next_slot
@@ -57,7 +58,7 @@ def build(plan: Int4Plan) -> Built:
     RECORD_BYTES = plan.record.nbytes
     ROW_BYTES = RECORD_BYTES * RECORDS
     BLOCKS = RECORDS * DTYPES[plan.a_dtype].itemsize
-    HAS_SFA, TABLE_WORDS, PDL = plan.has_block_scales, plan.table_words, plan.pdl
+    HAS_SFA, HAS_TOKEN_SCALES, TABLE_WORDS, PDL = plan.has_block_scales, plan.has_token_scales, plan.table_words, plan.pdl
     STAGE_BYTES = W_BYTES + A_BYTES + (BLOCK_M * 4 * RECORDS if HAS_SFA else 0)
     EMPTY_ARRIVALS = empty_arrivals(CONSUMER_WARPS, 1)
     ACC, PAIRS = BLOCK_M // 2, BLOCK_M // 4
@@ -66,7 +67,7 @@ def build(plan: Int4Plan) -> Built:
     # of float16 sums: 2^8 / ratio, by its bits, is what the operands' power and the ratio of scales leave to be taken off
     f16_stage, first_fragments = (f16_stage_for(plan), first_fragments_for(plan)) if plan.f16_sums else (None, None)
     STAGES_OF_A_SUM, RATIO_AGAIN = RECORDS_OF_A_SUM // RECORDS, u32((2 * 127 + plan.operand_power) << 23)
-    store_tile, add_some, ADDED = store_tile_for(plan), add_some_for(plan, CONSUMERS * 4), sums_at_once(plan) * SHARERS
+    store_tile, add_some, PARTS, ADDED = ends_for(plan, CONSUMERS * 4)
     zeros, bits_of = (fragment.zero_s32, convert.forget) if plan.is_whole else (fragment.zero, fragment.bits)
 
     @device_function
@@ -138,12 +139,12 @@ def build(plan: Int4Plan) -> Built:
 
     @device_function
     def add_up(tile, m_blocks, w_ptr, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, smem, m, n, records):  # type: ignore[no-untyped-def]
-        """Add the partial sums of all CTAs of the cluster: each takes every so many-th token."""
+        """Add the partial sums of all CTAs of the cluster: each takes every so many-th token, or every so many-th eight."""
         tid = u32(cuda.threadIdx.x)
         token, row = place(tile, m_blocks, tid)
         partial = smem + PARTIAL + tid * 4
         i = thread.cluster_ctarank()
-        while i < ACC // 2:
+        while i < PARTS:
             add_some(partial, i, token, row, w_ptr, records, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, m, n)
             i += ADDED
 
@@ -214,6 +215,8 @@ def build(plan: Int4Plan) -> Built:
             write_tables(smem, tid)
         slot = Slot(u32(0), u32(0))
         tile = u32(cuda.blockIdx.x) // SPLIT
+        if HAS_TOKEN_SCALES:
+            ask_for_scales(token_ptr, tile % m_blocks * BLOCK_M, BLOCK_M, tid, m)
         if SPLIT > 1:
             first, last = share(records)
             bits, slot = sum_up(smem, slot, tid, first, last, ratio)

@@ -28,6 +28,9 @@ A_DTYPES = ("bfloat16", "float16", "float8_e4m3fn", "int8")
 D_DTYPES = ("bfloat16", "float16", "float32", "int32")
 
 
+QUADS_FROM = 128
+"""Tokens of a tile from which four columns are stored together: of fewer it was no faster, or slower (H200, 2026-11-30, bench/NOTES.md)."""
+
 MOST_WHOLE = 2**20
 """K from which sums of products of int8 and codes less a zero point, at most 128 * 15, might leave int32."""
 
@@ -73,6 +76,15 @@ def fragments_fit(plan: Int4Plan) -> bool:
     return plan.turns > 1 or plan.block_m * plan.records <= (64 if plan.block_n == 256 else 256)
 
 
+def may_store_quads(block_n: int, problem: Int4Problem) -> bool:
+    """Whether plans of such tiles may store four columns of D together (`Int4Plan.quads`).
+
+    Four warpgroups have no registers for it; and what is added is read by who holds a sum, not by who stores it.
+    """
+    is_plain = problem.d_dtype.name in ("bfloat16", "float16") and not problem.has_gate and not problem.with_c
+    return is_plain and block_n <= 128 and problem.n % 4 == 0 and problem.d_has_quads
+
+
 def sums_fit(plan: Int4Plan) -> bool:
     """Whether ptxas finds registers for a record's sums beside its fragments.
 
@@ -115,6 +127,11 @@ RULES: tuple[Rule, ...] = (
         lambda plan, problem: (
             not plan.f16_sums or problem.may_sum_f16 and plan.a_by_row and plan.record.order == "signs" and plan.block_n <= 128
         ),
+    ),
+    (
+        "128 rows or fewer, and D of 16 bits, neither gated nor added to, whose {problem.n} columns are fours, at multiples of 8 bytes, for "
+        "stores of four columns",
+        lambda plan, problem: not plan.quads or may_store_quads(plan.block_n, problem),
     ),
     (f"BLOCK_M of {BLOCK_MS}", lambda plan, _: plan.block_m in BLOCK_MS),
     (f"BLOCK_N of {BLOCK_NS}", lambda plan, _: plan.block_n in BLOCK_NS),
@@ -248,7 +265,8 @@ def _plans(problem: Int4Problem, device: Device, block_ms: Sequence[int], **ways
     plans = []
     shares = [(split, 1) for split in SPLITS] + [(1, tail) for tail in TAILS if tail > 1]
     for block_m, block_n, records, (split, tail) in product(block_ms, BLOCK_NS, RECORD_COUNTS, shares):
-        choices = {"block_m": block_m, "block_n": block_n, "records": records, "split": split, "tail": tail}
+        quads = block_m >= QUADS_FROM and may_store_quads(block_n, problem)
+        choices = {"block_m": block_m, "block_n": block_n, "records": records, "split": split, "tail": tail, "quads": quads}
         plan = Int4Plan.of(problem, NAME, num_stages=2, **choices, **ways)
         if refusal(plan, problem) is not None:
             continue

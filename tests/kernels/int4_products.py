@@ -47,6 +47,7 @@ class Int4Product:
     tail: int = 1
     f16_sums: bool = False
     large_first: bool = False
+    quads: bool = False
 
     @property
     def rules(self):
@@ -63,6 +64,7 @@ class Int4Product:
             + "-f16sums" * self.f16_sums
             + "-tail" * (self.tail > 1)
             + "-large-first" * self.large_first
+            + "-quads" * self.quads
         )
         return f"{self.kind}-{self.variant}-{self.m}x{self.n}x{self.k}-{'x'.join(map(str, self.tile))}-{self.out}{fused}"
 
@@ -86,8 +88,8 @@ class Int4Product:
     def plan(self, problem) -> Int4Plan:
         """The plan with this tile."""
         block_m, block_n, records, num_stages, split = self.tile
-        choices = {"block_m": block_m, "block_n": block_n, "records": records, "num_stages": num_stages, "split": split,
-                   "widen": self.widen, "pdl": self.pdl, "fold": self.fold, "tail": self.tail, "f16_sums": self.f16_sums}  # fmt: skip
+        choices = {"block_m": block_m, "block_n": block_n, "records": records, "num_stages": num_stages, "split": split}
+        choices |= {name: getattr(self, name) for name in ("widen", "pdl", "fold", "tail", "f16_sums", "quads")}
         return Int4Plan.of(problem, self.kernel, **choices)
 
     def run(self, module, policy: str, seed: int = 0) -> None:

@@ -29,7 +29,7 @@ F16_SUMS = {"a_dtype": "float8_e4m3fn", "a_by_row": True, "f16_sums": True}
 SPREAD = [
     plan(8, 64, 4),
     plan(16, 256, 4, 4),  # four warpgroups share the registers
-    plan(64, 256, 1, 4, a_dtype="float16"),
+    plan(48, 256, 1, 4, a_dtype="float16"),
     plan(128, 128, 2, 2),  # most accumulators of two warpgroups
     plan(128, 64, 2, zeros="integer"),
     plan(24, 64, 4, group=32, zeros="float", scale_dtype="float32"),
@@ -59,8 +59,8 @@ SPREAD = [
     plan(256, 128, 1, a_dtype="int8", tail=2, with_bias=True, with_c=True),
     plan(256, 128, 1),
     plan(192, 128, 2, a_dtype="float8_e4m3fn"),
-    plan(256, 128, 1, **F16_SUMS),  # sums of all tokens at once, half as many registers
-    plan(128, 128, 2, tail=2, **F16_SUMS),
+    plan(256, 128, 1, quads=True, **F16_SUMS),  # sums of all tokens at once, half as many registers; four columns stored together
+    plan(128, 128, 2, tail=2, quads=True, **F16_SUMS),
     plan(64, 64, 4, 2, scale_dtype="float32", with_bias=True, with_c=True, **F16_SUMS),
     plan(96, 128, 1, group=32, scale_dtype="float32", **F16_SUMS),  # four accumulators a record
 ]

@@ -88,7 +88,7 @@ def draw(seed: int, i: int, device: Device) -> Drawn | None:
     plans = sm90_int4_gemm.candidates(problem, device) if m and n else []  # none: another kernel takes the problem
     if plans and problem.may_sum_f16:  # offered where D is bfloat16; in float32 every bit of their sums is seen
         others = sm90_int4_gemm.candidates(dataclasses.replace(problem, d_dtype="bfloat16"), device)
-        plans += [dataclasses.replace(plan, d_dtype="float32") for plan in others if plan.f16_sums]
+        plans += [dataclasses.replace(plan, d_dtype="float32", quads=False) for plan in others if plan.f16_sums]
     if plans and sm90_int4_gemv.supports(problem, device) is None:
         plans = [*sm90_int4_gemv.candidates(problem, device), *plans]
     form = (kind, problem.group, problem.scale_dtype, problem.zeros, problem.w_dtype, problem.with_alpha)

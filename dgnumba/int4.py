@@ -200,7 +200,8 @@ class Int4Explanation:
                 else f"no split but of the last round's tiles, over clusters of {plan.tail}"
                 if plan.tail > 1
                 else "no split"
-            ),
+            )
+            + ", four columns of d stored at a time" * plan.quads,
             "scales     " + _scales_meet(plan, p),
             f"why        {tiles} tiles on {self.device.num_sms} multiprocessors ({self.device.name}); {choice.estimate:.1f} us expected",
             f"           cheapest of {choice.considered} plans; next: {others}",

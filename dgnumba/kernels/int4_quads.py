@@ -36,7 +36,7 @@ class Quads(Finish):
         lane = thread.lane_idx()
         is_odd = lane % 2 == 1
         tokens = [token + group * 8 + i for group in groups for i in (0, 1)]
-        inside = [[(x < m) & (column < n) for column in self.columns(row)] for x in tokens]
+        inside = [[column < n for column in self.columns(row)]] * len(tokens)  # for what is loaded of columns
         values: Iterator[list[Any]] = self.values(sums, tokens, inside, row, more)
         first, column = token - lane % 4 * 2 + lane // 4, row - lane // 4 + quad_row(lane)
         for group in groups:

@@ -17,6 +17,7 @@ Split:     SPLIT CTAs of a cluster share a tile, each a range of K; their sums m
            order, so that a result has the same bits every run
 Tail:      with TAIL of 2 CTAs take whole tiles while there is one for each, then pairs of them share what is left, as with a split: a last round
            of half as many tiles as multiprocessors, or fewer, takes half the time; of more, each is taken whole
+D:         a token at a time, or with `quads` four columns at a time, turned between the lanes of a warp (`int4_quads`)
 Exactness: codes less an integer zero point are exact in every operand type, and scales meet sums, not weights: what is rounded is float32.
            With `fold` scales meet weights, which are rounded to A's type; with `f16_sums` sums are rounded to float16
 Budget:    smem = layouts.smem of plan; what counts is bytes in flight

@@ -7,6 +7,7 @@ import pytest
 from kernels.int4_products import H200, INT4, Int4Product
 from kernels.test_int4_compile import check, pytestmark  # noqa: F401
 
+import dgnumba
 from dgnumba import emu
 from dgnumba.int4_operands import ARRAYS, check_int4_gemm_nt, lay_out
 from dgnumba.int4_problem import Int4Problem
@@ -128,6 +129,16 @@ def plan(block_m, block_n=64, split=1, **more):
 def test_groups_of_tokens_that_are_added_up_together(block_m, cluster, expected):
     """Each CTA takes the same number, a multiple of that; else one at a time."""
     assert groups_at_once(plan(block_m, split=cluster)) == expected
+
+
+def test_explained():
+    """Of D of its own, and of one whose rows are no multiples of 8 bytes."""
+    a, w = (
+        np.ones((256, 128), np.float16),
+        dgnumba.prepare_int4_weights(dgnumba.quantize(np.ones((8192, 128), np.float32), "int4_g128"), "float16"),
+    )
+    for d, expected in ((None, True), (np.zeros((256, 8193), np.float16)[:, :8192], False)):
+        assert ("four columns of d stored at a time" in str(dgnumba.explain_int4(a, w, d))) == expected
 
 
 def test_its_stores_cost_half():

@@ -69,6 +69,26 @@ def test_each_weights_bring_their_own_ratio_and_global_scale(rng, monkeypatch):
         queued.clear()
 
 
+@pytest.mark.parametrize("quads", [True, False])
+def test_a_quick_call_looks_where_d_lies(quads, rng, monkeypatch):
+    """Where the kernel stores 8 bytes at a time D must lie at multiples of 8; where it does not, D may lie anywhere."""
+    queued = []
+
+    class Launcher:
+        def launcher(self, index, shape):
+            return lambda scalars, maps, stream: queued.append(scalars[INT4.SCALARS.index("d")])
+
+    monkeypatch.setattr(int4_prepared, "program", lambda *_: Launcher())
+    monkeypatch.setattr(int4_prepared.launching, "encoder", lambda _: lambda at: at)
+    operands = check_int4_gemm_nt(*cases.exact_problem(rng, "bfloat16", "int4_g128", 40, 64, 256), np.zeros((40, 64), np.float16))
+    plan = Int4Plan.of(operands.problem, INT4.NAME, block_m=48, block_n=64, num_stages=2, quads=quads)
+    device, laid = dataclasses.replace(H200, index=0), lay_out(operands)
+    call = int4_prepared.QuickCall(int4_prepared.Launch(validate_int4(plan, operands.problem, device), laid, device), laid)
+    taken = [call(1 << 20, 0, 1 << 21, (1 << 22) + shift, 0) for shift in (0, 2, 4, 8, 12)]
+    assert taken == ([True, False, False, True, False] if quads else [True] * 5)
+    assert queued == [(1 << 22) + shift for shift, is_taken in zip((0, 2, 4, 8, 12), taken) if is_taken]
+
+
 @pytest.mark.parametrize("kernel", [INT4_GEMV, PORTABLE_INT4], ids=lambda kernel: kernel.NAME)
 @pytest.mark.parametrize("choices", [{"split": 2}, {"tail": 2}, {"tail": 3}], ids=str)
 def test_a_cluster_is_refused_where_the_kernel_has_none(kernel, choices, rng):

@@ -11,7 +11,8 @@ from ..layouts.smem import SmemMap
 from ..problem import GemmProblem
 from ..xp import address
 from .sm90_fp8_gemm_1d2d_rules import supports as _supports
-from .spec import Built, GemmPlan, Rule, first_broken
+from .sm90_fp8_gemv_1d2d_rules import of_sums
+from .spec import Built, GemmPlan, Rule, first_broken, one_cta
 
 NAME = "sm90_fp8_gemv_1d2d_rs"
 
@@ -37,6 +38,7 @@ WAITS = True
 LAUNCHES_DEPENDENTS = True
 WEIGHTS_FIRST = True
 RESIDENT = False
+min_ctas = one_cta
 
 
 def is_batch_invariant(plan: GemmPlan) -> bool:
@@ -135,7 +137,7 @@ def smem(plan: GemmPlan) -> SmemMap:
     return SmemMap.of(
         ("tokens", columns(plan) * 128, 2 * warpgroups(plan), 1024),
         ("scales", 128, plan.warps * (plan.block_n // 16), 16),
-        ("partial", plan.block_m * plan.block_n * 4, plan.warps, 16),
+        *of_sums(plan),
     )
 
 

@@ -70,16 +70,16 @@ class Constants:
 
 CONSTANTS = {
     gemv.NAME: Constants(
-        launch=2.03, row=0.0155, gather=0.0, meeting=0.0, arrival=0.0, step=0.63, idle=0.0,
-        token=0.0129, column=0.0, port=0.0, sum=0.0, crowd=0.0, share=1.0, exponent=1.59,
+        launch=2.03, row=0.0169, gather=0.0, meeting=0.0, arrival=0.0, step=0.65, idle=0.0,
+        token=0.0132, column=0.0, port=0.0, sum=0.0, crowd=0.0, share=1.0, exponent=1.68,
     ),
     SPLIT: Constants(
         launch=2.18, row=0.013, gather=0.0064, meeting=0.0534, arrival=0.0321, step=0.23, idle=0.0,
         token=0.00141, column=0.00491, port=0.00178, sum=0.135, crowd=0.0, share=1.4, exponent=1.02,
     ),
     rs.NAME: Constants(
-        launch=1.86, row=0.017, gather=0.0276, meeting=0.685, arrival=0.409, step=0.191, idle=1.0,
-        token=0.00197, column=0.00531, port=0.0, sum=0.342, crowd=0.0663, share=0.938, exponent=2.23,
+        launch=1.87, row=0.03, gather=0.026, meeting=0.685, arrival=0.409, step=0.187, idle=1.0,
+        token=0.00217, column=0.00495, port=0.0, sum=0.319, crowd=0.0764, share=0.964, exponent=2.08,
     ),
 }  # fmt: skip
 """By kernel. Of plans that are not offered come `idle` of the first, and `meeting` of the second."""

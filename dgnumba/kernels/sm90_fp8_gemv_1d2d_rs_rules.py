@@ -19,7 +19,7 @@ NAME = "sm90_fp8_gemv_1d2d_rs"
 BLOCK_MS, BLOCK_NS, BLOCK_KS = (8, 16, 24, 32), (16, 32, 64), (128,)
 DEPTHS, WARPGROUPS, SPLITS = (1, 2, 3), (1, 2, 4), (1, 2, 4, 8)
 MOST_TOKENS = BLOCK_MS[-1]
-OFFERED_NS, OFFERED_TOKENS = (32, 64), 8
+OFFERED_NS, OFFERED_TOKENS = (32, 64), 4
 """BLOCK_N of the plans that are offered, and for how many tokens at most; any other is built for who asks for it."""
 
 
@@ -97,7 +97,7 @@ RULES: tuple[Rule, ...] = (
 def candidates(problem: GemmProblem, device: Device) -> list[GemmPlan]:
     """Of the plans that can be built, the sorts that measurements speak for.
 
-    Tiles of 16 weights, splits, and products of more than `OFFERED_TOKENS` tokens are the fastest nowhere, or by 1 % (H200, 2026-11-30,
+    Tiles of 16 weights, splits, and products of more than `OFFERED_TOKENS` tokens are the fastest nowhere, or by 1 to 2 % (H200, 2026-11-30,
     bench/NOTES.md).
     """
     return _plans(problem, device, OFFERED_NS, (1,)) if problem.m <= OFFERED_TOKENS else []

@@ -221,7 +221,7 @@ def compile_plan(plan: Any) -> str:
 
     choice = planning.Choice(plan, planning.kernel_named(plan.kernel), None, 0, ())  # type: ignore[arg-type]
     made = built(choice)
-    launching.compiled(plan, lambda: (made.kernel, made.argtypes), arch="sm_90a", threads=made.threads)
+    launching.compiled(plan, lambda: (made.kernel, made.argtypes), arch="sm_90a", **made.bounds)
     return str(plan.name)
 
 

@@ -59,7 +59,7 @@ def plans(dtype: str, d_dtype: str, device: Device, both_stages: bool = False) -
 def launcher(plan: GemmPlan, laid: LaidOut, device: Device) -> Callable[[], None]:
     """The call that runs a plan on operands."""
     built = sm80_gemm.build(plan)
-    made = launching.program(plan, lambda: (built.kernel, built.argtypes), arch=device.arch, threads=built.threads)
+    made = launching.program(plan, lambda: (built.kernel, built.argtypes), arch=device.arch, **built.bounds)
     shape = launching.LaunchShape(
         (sm80_gemm.grid(plan, laid.problem, device), 1, 1), (built.threads, 1, 1), built.smem.launch_bytes, (1, 1, 1)
     )

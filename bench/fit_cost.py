@@ -34,7 +34,7 @@ from dgnumba.problem import GemmProblem
 RESULTS = tuple(Path(__file__).parent / "results" / name for name in ("tune_h200.json", "tune_gemv_h200.json"))
 
 DENSE, SWAPPED, RESIDENT = "sm90_fp8_gemm_1d2d", "sm90_fp8_gemm_1d2d_swap_ab", "sm90_fp8_gemm_1d2d_resident"
-STREAMED, STREAMED_RS = cost_gemv.NAMES
+STREAMED, STREAMED_SPLIT, STREAMED_RS = cost_gemv.NAMES
 
 AnyConstants = Constants | cost_gemv.Constants
 
@@ -51,8 +51,9 @@ STARTS: dict[str, AnyConstants] = {
     # As the swapped one, but for its store, which is as the dense kernel's.
     RESIDENT: replace(CONSTANTS[DENSE], peer_block=0.0, store_again=0.0, store_direct=0.0, ragged=0.0, ragged_row=0.0, row_copies=0.0),
     # One warp's load after another, and no more than the datasheet's bandwidth.
-    STREAMED: cost_gemv.Constants(2.0, 0.02, 0.0, 0.0, 0.0, 0.5, 0.0, 0.02, 0.0, 0.0, 0.0, 1.0, 1.5),
-    STREAMED_RS: cost_gemv.Constants(2.0, 0.02, 0.05, 0.685, 0.4, 0.1, 1.0, 0.002, 0.001, 0.1, 0.1, 1.0, 2.0),
+    STREAMED: cost_gemv.Constants(2.0, 0.02, 0.0, 0.0, 0.0, 0.5, 0.0, 0.02, 0.0, 0.0, 0.0, 0.0, 1.0, 1.5),
+    STREAMED_SPLIT: cost_gemv.Constants(2.0, 0.02, 0.02, 0.1, 0.4, 0.1, 0.0, 0.002, 0.001, 0.01, 0.1, 0.0, 1.0, 1.5),
+    STREAMED_RS: cost_gemv.Constants(2.0, 0.02, 0.05, 0.685, 0.4, 0.1, 1.0, 0.002, 0.001, 0.0, 0.1, 0.1, 1.0, 2.0),
 }  # fmt: skip
 """Where a fit begins, by kernel. The dense kernel's: round numbers of the right order, which pick badly, so that what is found comes from the
 measurements. The swapped one's: where the dense one's fit ended, as clock, power, ports and memory are the same device's. Of those for very few
@@ -65,6 +66,7 @@ FREE = {
     ),
     RESIDENT: frozenset("launch wgmma_floor promotion block_2 tile store load_rate latency memory_share memory_norm".split()),
     STREAMED: frozenset("launch row step token exponent".split()),
+    STREAMED_SPLIT: frozenset("launch row gather meeting arrival step token column port sum share exponent".split()),
     STREAMED_RS: frozenset("launch row gather arrival step token column sum crowd share exponent".split()),
 }
 """Constants that a kernel's measurements tell; the others stay as they are."""
@@ -149,8 +151,8 @@ def read(paths: Iterable[Path] = RESULTS) -> list[Measured]:
             key = plan, *shape, runs[row["run"]]["is_dirty"]
             times.setdefault(key, {})[row["run"]] = row["us"] / pace[row["run"], shape]
     found = []
-    for kernel in dict.fromkeys(plan.kernel for plan, *_ in times):
-        keys = [key for key in times if key[0].kernel == kernel]
+    for kernel in dict.fromkeys(cost_gemv.sort_of(plan) for plan, *_ in times):
+        keys = [key for key in times if cost_gemv.sort_of(key[0]) == kernel]
         plans, m, n, k, is_dirty = zip(*keys)
         us = np.array([_usual(times[key], superseded) for key in keys])
         shapes = np.array([m, n, k]).T

@@ -57,7 +57,7 @@ def activations(m: int, k: int, kind: str) -> Any:
 def compile_plan(plan: Int4Plan) -> str:
     """In a process of its own: compile a plan into the cache on disk; what is wrong with it, or nothing."""
     made = int4_kernel_named(plan.kernel).build(plan)
-    cubin = launching.compiled(plan, lambda: (made.kernel, made.argtypes), arch="sm_90a", threads=made.threads)
+    cubin = launching.compiled(plan, lambda: (made.kernel, made.argtypes), arch="sm_90a", **made.bounds)
     return f"{plan.name}: {cubin.spill_stores + cubin.spill_loads} spilled" if cubin.spill_stores else ""
 
 

@@ -187,7 +187,7 @@ def _rules(plan: Any) -> Any:
 def _bounds(plan: Any) -> dict[str, Any]:
     """What a kernel is compiled for beside its plan, as calls ask for it."""
     rules = _rules(plan)
-    return {"threads": rules.threads(plan), "min_ctas": 1 if isinstance(plan, GemmPlan) else rules.min_ctas(plan)}
+    return {"threads": rules.threads(plan), "min_ctas": rules.min_ctas(plan)}
 
 
 def _is_there(plan: Any, arch: str, store: Store) -> bool:

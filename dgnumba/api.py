@@ -323,7 +323,7 @@ def explain(a: Any, b: Any, d: Any = None, c: Any = None, *, check: bool | None 
 def resources_of(choice: Planned, built: Built, device: Device) -> str:
     """What a plan's kernel takes of a multiprocessor, in words."""
     try:
-        cubin = launching.compiled(choice.plan, lambda: (built.kernel, built.argtypes), arch=device.arch, threads=built.threads)
+        cubin = launching.compiled(choice.plan, lambda: (built.kernel, built.argtypes), arch=device.arch, **built.bounds)
     except Exception as error:  # explaining must work where nothing can be compiled
         return f"unknown, the kernel could not be compiled here ({type(error).__name__}: {str(error).splitlines()[0]})"
     return f"{cubin.registers} a thread at entry, {built.threads} threads; {cubin.spill_stores + cubin.spill_loads} bytes spilled"

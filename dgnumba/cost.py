@@ -390,8 +390,8 @@ _NOTHING = {"ragged": 0.0, "ragged_row": 0.0, "row_copies": 0.0}
 CONSTANTS = {
     "sm90_fp8_gemm_1d2d": Constants(),
     "sm90_fp8_gemm_1d2d_swap_ab": Constants(
-        launch=2.12, wgmma_floor=38.4, promotion=1.8, block_1=162.0, block_2=347.0, peer_block=0.0, peer_tile=1730.0, peer_sum=128.0, tile=211.0,
-        store=0.0, store_again=0.0, store_direct=0.328, load_rate=144.0, latency=1.64, memory_share=0.864, memory_norm=4.42, **_NOTHING),
+        launch=2.17, wgmma_floor=50.4, promotion=1.6, block_1=147.0, block_2=316.0, peer_block=0.0, peer_tile=515.0, peer_sum=74.8, tile=118.0,
+        store=0.0, store_again=0.0, store_direct=0.314, load_rate=127.0, latency=1.58, memory_share=0.896, memory_norm=3.16, **_NOTHING),
     "sm90_fp8_gemm_1d2d_resident": Constants(
         launch=2.19, wgmma_floor=78.1, promotion=0.636, block_2=91.4, peer_block=0.0, tile=365.0, store=13.5, store_again=0.0, store_direct=0.0,
         load_rate=105.0, latency=0.762, memory_share=0.901, memory_norm=4.95, **_NOTHING),

@@ -13,6 +13,7 @@ plan differ by 3 % in the mean.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,7 +23,10 @@ from .kernels import sm90_fp8_gemv_1d2d_rules as gemv
 from .kernels.spec import GemmPlan
 from .problem import GemmProblem
 
-NAMES = (gemv.NAME, rs.NAME)
+SPLIT = f"{gemv.NAME} split"
+NAMES = (gemv.NAME, SPLIT, rs.NAME)
+"""What has constants of its own: each kernel, and of the first the plans with a split. There all CTAs run at one time, so that they load, multiply
+and add up one after another; without one some of a multiprocessor's CTAs load while others do the rest."""
 
 SMEM_PER_SM = 228 << 10
 """Shared memory of a multiprocessor, which its CTAs divide; each takes a KiB more than it asks for."""
@@ -35,12 +39,13 @@ class Constants:
     launch    us     from launch to the first products and from the last to the kernel's end
     row       us     and for each token: its conversions, or its way through L2 and shared memory
     gather    us     and for each further warp that shares a tile, whose sums are added one after another
-    meeting   us     that a cluster costs: its launch, and where its CTAs wait for each other
+    meeting   us     that a cluster costs, for each doubling of its CTAs: its launch, and where they wait for each other
     arrival   us     from a warp's asking for blocks of K to having all that it may have on their way
     step      us     and for each block from there to the end of its products
     idle      share  of what a last round lacks, that is lost
     token     us     the same for each token, which all multiprocessors ask L2 for at one time
     column    us     a step of a warpgroup: a column of its products, tokens through shared memory included
+    port      us     1024 bytes of operands that come to one multiprocessor
     sum       us     1024 of the partial sums of a warpgroup, written and added up
     crowd     share  more that memory takes where twice `IN_FLIGHT` blocks are on their way to a multiprocessor
     share     share  of the datasheet's bandwidth that is reached
@@ -56,6 +61,7 @@ class Constants:
     idle: float
     token: float
     column: float
+    port: float
     sum: float
     crowd: float
     share: float
@@ -64,12 +70,16 @@ class Constants:
 
 CONSTANTS = {
     gemv.NAME: Constants(
-        launch=2.28, row=0.0173, gather=0.0, meeting=0.0, arrival=0.0, step=0.57, idle=0.0,
-        token=0.0303, column=0.0, sum=0.0, crowd=0.0, share=1.0, exponent=1.81,
+        launch=2.03, row=0.0169, gather=0.0, meeting=0.0, arrival=0.0, step=0.65, idle=0.0,
+        token=0.0132, column=0.0, port=0.0, sum=0.0, crowd=0.0, share=1.0, exponent=1.68,
+    ),
+    SPLIT: Constants(
+        launch=2.18, row=0.013, gather=0.0064, meeting=0.0534, arrival=0.0321, step=0.23, idle=0.0,
+        token=0.00141, column=0.00491, port=0.00178, sum=0.135, crowd=0.0, share=1.4, exponent=1.02,
     ),
     rs.NAME: Constants(
-        launch=2.22, row=0.018, gather=0.0483, meeting=0.685, arrival=0.409, step=0.189, idle=1.0,
-        token=0.00185, column=0.00384, sum=0.355, crowd=0.0712, share=0.969, exponent=2.28,
+        launch=1.87, row=0.03, gather=0.026, meeting=0.685, arrival=0.409, step=0.187, idle=1.0,
+        token=0.00217, column=0.00495, port=0.0, sum=0.319, crowd=0.0764, share=0.964, exponent=2.08,
     ),
 }  # fmt: skip
 """By kernel. Of plans that are not offered come `idle` of the first, and `meeting` of the second."""
@@ -82,13 +92,14 @@ class Work(NamedTuple):
     lacks    what the last round does of a whole one
     blocks   of K that a warp has
     batches  in which they arrive
-    steps    of all warpgroups of a multiprocessor, times the columns of one's products
-    sums     partial sums of all warpgroups of a multiprocessor, in 1024
+    steps    of all warpgroups of the multiprocessor with most CTAs, times the columns of one's products
+    loaded   bytes of operands that come to it, in 1024
+    sums     its warpgroups' partial sums, in 1024
     crowd    blocks on their way to a multiprocessor beyond `IN_FLIGHT`, in `IN_FLIGHT`
     tokens   M
     warps    that share a tile, beyond the first
     share    of the multiprocessors that have a CTA
-    is_cluster
+    doublings  of a CTA to its cluster
     moved    bytes of memory; A comes with a scale of 4 bytes for 128 elements
     memory_rate  bytes a microsecond
     """
@@ -98,14 +109,20 @@ class Work(NamedTuple):
     blocks: Any
     batches: Any
     steps: Any
+    loaded: Any
     sums: Any
     crowd: Any
     tokens: Any
     warps: Any
     share: Any
-    is_cluster: Any
+    doublings: Any
     moved: Any
     memory_rate: Any
+
+
+def sort_of(plan: GemmPlan) -> str:
+    """Whose constants a plan's price takes: one of `NAMES`."""
+    return SPLIT if plan.kernel == gemv.NAME and plan.cluster > 1 else plan.kernel
 
 
 def work_of(plan: GemmPlan, problem: GemmProblem, device: Device) -> Work:
@@ -116,13 +133,17 @@ def work_of(plan: GemmPlan, problem: GemmProblem, device: Device) -> Work:
     at_once = min(65536 // (rules.registers(plan) * threads), 64 * 32 // threads, SMEM_PER_SM // (rules.smem(plan).launch_bytes + 1024))
     ctas, at_once = rules.count_tiles(plan, problem) * plan.cluster, max(1, at_once)
     each = max(1.0, ctas / device.num_sms)
+    if plan.cluster > 1:
+        # all CTAs of a split run at one time: some multiprocessors have one more than others, and are what its clusters wait for
+        each = math.ceil(each)
     blocks = -(-problem.k // (128 * plan.warps * plan.cluster))
     on_their_way = min(at_once, -(-ctas // device.num_sms)) * (threads // 32) * min(stages, blocks)
     rounds = max(1.0, ctas / (device.num_sms * at_once))
     return Work(
         rounds, -rounds % 1, blocks, -(-blocks // stages), each * warpgroups * blocks * columns,
-        each * warpgroups * plan.block_m * plan.block_n / 1024, max(0.0, on_their_way / gemv.IN_FLIGHT - 1), problem.m,
-        plan.warps - 1, min(1.0, ctas / device.num_sms), plan.cluster > 1,
+        each * 4 * warpgroups * blocks * (16 + problem.m) / 8, each * warpgroups * plan.block_m * plan.block_n / 1024,
+        max(0.0, on_their_way / gemv.IN_FLIGHT - 1), problem.m,
+        plan.warps - 1, min(1.0, ctas / device.num_sms), plan.cluster.bit_length() - 1,
         (problem.n + 33 / 32 * problem.m) * problem.k + problem.m * problem.n * problem.d_dtype.itemsize, device.memory_bandwidth * 1e-6,
     )  # fmt: skip
 
@@ -130,15 +151,15 @@ def work_of(plan: GemmPlan, problem: GemmProblem, device: Device) -> Work:
 def price(w: Work, c: Constants) -> tuple[Any, Any, Any, Any]:
     """The model: total, latency, memory and launch."""
     latency = (c.arrival * w.batches + (c.step + c.token * w.tokens * w.share) * w.blocks) * (w.rounds + c.idle * w.lacks)
-    tokens = c.column * w.steps + c.sum * w.sums
+    tokens = c.column * w.steps + c.port * w.loaded + c.sum * w.sums
     memory = w.moved / (c.share * w.memory_rate) * (1 + c.crowd * w.crowd)
-    launch = c.launch + c.row * w.tokens + c.gather * w.warps + c.meeting * w.is_cluster
+    launch = c.launch + c.row * w.tokens + c.gather * w.warps + c.meeting * w.doublings
     return launch + (latency**c.exponent + memory**c.exponent + tokens**c.exponent) ** (1 / c.exponent), latency, memory, launch
 
 
 def parts(plan: GemmPlan, problem: GemmProblem, device: Device) -> tuple[float, float, float, float]:
     """Total, latency, memory and launch of a plan."""
-    return price(work_of(plan, problem, device), CONSTANTS[plan.kernel])
+    return price(work_of(plan, problem, device), CONSTANTS[sort_of(plan)])
 
 
 __all__ = ["CONSTANTS", "NAMES", "Constants", "Work", "parts", "price", "work_of"]

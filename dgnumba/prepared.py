@@ -81,7 +81,8 @@ def program(choice: Planned, device: Device) -> launching.Program:
         made = built(choice)
         return made.kernel, made.argtypes
 
-    return launching.program(choice.plan, build, arch=device.arch, threads=choice.kernel.threads(choice.plan))
+    kernel, plan = choice.kernel, choice.plan
+    return launching.program(plan, build, arch=device.arch, threads=kernel.threads(plan), min_ctas=kernel.min_ctas(plan))
 
 
 class PreparedLaunch:

@@ -41,7 +41,7 @@ class Compiled:
 def compile_plan(plan: GemmPlan) -> Compiled:
     """Plan -> kernel -> PTX -> ptxas, past every cache."""
     built = KERNEL_OF[plan.kernel].build(plan)
-    ptx, _ = _numba.compile_ptx(built.kernel, built.argtypes, arch="sm_90a", threads=built.threads)
+    ptx, _ = _numba.compile_ptx(built.kernel, built.argtypes, arch="sm_90a", **built.bounds)
     cubin = ptxas(ptx)
     count = len(re.findall(r"\bwgmma\.mma_async\.", ptx))
     return Compiled(

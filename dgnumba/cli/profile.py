@@ -57,7 +57,7 @@ def _resources(out: Console, choice: planning.Choice, device: Device) -> dict[st
     """Registers, spills, occupancy, instructions: of the compiled kernel."""
     made = built(choice)
     try:
-        cubin = launching.compiled(choice.plan, lambda: (made.kernel, made.argtypes), arch=device.arch, threads=made.threads)
+        cubin = launching.compiled(choice.plan, lambda: (made.kernel, made.argtypes), arch=device.arch, **made.bounds)
     except (CompileError, ImportError) as error:
         out.print(f"registers    not known: the kernel cannot be compiled here ({_first_line(error)}); {gpu.CURE}")
         return {"registers": None, "occupancy": None, "mix": None}

@@ -8,7 +8,8 @@ from numba import cuda
 
 from .._numba import device_function
 from ..integers import u32, u64
-from ..ptx import Fragment, Registers, memory, prefetch, select, thread, unrolled
+from ..layouts.smem import SmemMap
+from ..ptx import Fragment, Registers, barrier, mbarrier, memory, prefetch, select, st_async, thread, unrolled
 from ..ptx.addend import load_element_for
 from ..ptx.fragment import Held
 from .epilogue import STORES
@@ -149,7 +150,7 @@ def fetch_first_for(fetch: Any, fetch_tokens: Any, are_weights_first: bool) -> A
 
 
 def warps_sum_for(warps: int, sums_bytes: int) -> Any:
-    """The device function `sum_of(partial)`: a float32 of each of the CTA's warps, `sums_bytes` of shared memory apart, added in their order."""
+    """The device function `sum_of(partial)`: a float32 of each of so many warps or CTAs, `sums_bytes` of shared memory apart, added in order."""
 
     @device_function
     def sum_of(partial):  # type: ignore[no-untyped-def]
@@ -161,39 +162,55 @@ def warps_sum_for(warps: int, sums_bytes: int) -> Any:
     return sum_of
 
 
-def add_up_for(plan: GemmPlan, num_threads: int) -> Any:
-    """The device function `add_up(smem_partial, out, rank, m, n, n_idx)`: adds the sums of the warps that share rows, in their order, and stores.
+def add_up_for(plan: GemmPlan, num_threads: int, mapped: SmemMap) -> tuple[Any, Any]:
+    """The device functions `begin(smem)` and `add_up(smem, out, rank, m, n, n_idx)`, for a kernel's begin and end: a tile's sums added, and stored.
 
-    Behind `smem_partial` the sums of all warps, `store_partial`'s: those that share a tile's first 16 rows, then those of the next. The CTAs of a
-    cluster share the tile too; each adds up a part of it, CTA after CTA, and `rank` says which.
+    In region "partial" are the sums of all warps, `store_partial`'s: those that share a tile's first 16 rows, then those of the next; a barrier of
+    the CTA lies behind them. They are added in the warps' order. The CTAs of a cluster share the tile too, and each owns a part of it: who has a sum
+    sends it to the owner (st.async), to a place of the sender's own in region "sums", and the owner adds by rank. So nobody waits for a peer but for
+    its sums, and nobody has to stay until a peer has read. `begin` makes the owner's barrier, for the bytes that will come; that all have made theirs
+    is what the cluster's barrier tells, which they arrive at there, and wait for here, long after.
     """
-    BLOCK_M, WARPS, THREADS = plan.block_m, plan.warps, num_threads
-    OUTPUTS, SUMS_BYTES, WITH_C = plan.block_n * plan.block_m, 64 * plan.block_m, plan.with_c
-    SPLIT = plan.cluster
+    BLOCK_M, WARPS, SPLIT, WITH_C = plan.block_m, plan.warps, plan.cluster, plan.with_c
+    OUTPUTS, SUMS_BYTES = plan.block_n * plan.block_m, 64 * plan.block_m
+    PART, PARTIAL = OUTPUTS // SPLIT, mapped["partial"].offset
+    SUMS, BAR = (mapped["sums"].offset, mapped["bar"].offset) if SPLIT > 1 else (0, 0)
     store_one, ELEMENT = STORES[plan.d_dtype]
-    load_addend, sum_of = load_element_for(plan.d_dtype), warps_sum_for(WARPS, SUMS_BYTES)
+    load_addend, sum_of, sum_of_ranks = load_element_for(plan.d_dtype), warps_sum_for(WARPS, SUMS_BYTES), warps_sum_for(SPLIT, PART * 4)
 
     @device_function
-    def sum_there(partial, rank):  # type: ignore[no-untyped-def]
-        """The sum of another CTA's warps."""
-        there = thread.mapa(partial, rank)
-        total = memory.load_cluster_f32(there)
-        for warp in range(1, WARPS):
-            total = total + memory.load_cluster_f32(there + warp * SUMS_BYTES)
-        return total
+    def begin(smem):  # type: ignore[no-untyped-def]
+        if SPLIT > 1:
+            if u32(cuda.threadIdx.x) == 0:
+                mbarrier.init(smem + BAR, 1)
+                barrier.fence_mbarrier_init()
+                mbarrier.arrive_expect_tx(smem + BAR, OUTPUTS * 4)
+            barrier.cluster_arrive()
 
     @device_function
-    def add_up(smem_partial, out, rank, m, n, n_idx):  # type: ignore[no-untyped-def]
-        i = rank * THREADS + u32(cuda.threadIdx.x)
+    def sum_here(smem, i):  # type: ignore[no-untyped-def]
+        """The sum of this CTA's warps for the tile's output `i`, as a fragment's registers lie."""
+        return sum_of(smem + PARTIAL + i // (16 * BLOCK_M) * (WARPS * SUMS_BYTES) + i % (16 * BLOCK_M) * 4)
+
+    @device_function
+    def send(smem, rank):  # type: ignore[no-untyped-def]
+        i = u32(cuda.threadIdx.x)
         while i < OUTPUTS:
-            group, inside = i // (16 * BLOCK_M), i % (16 * BLOCK_M)
-            partial = smem_partial + group * (WARPS * SUMS_BYTES) + inside * 4
-            if SPLIT == 1:
-                total = sum_of(partial)
-            else:
-                total = sum_there(partial, u32(0))
-                for peer in range(1, SPLIT):
-                    total = total + sum_there(partial, u32(peer))
+            owner, place = i // PART, smem + SUMS + (rank * PART + i % PART) * 4
+            st_async.store_f32(thread.mapa(place, owner), sum_here(smem, i), thread.mapa(smem + BAR, owner))
+            i += num_threads
+
+    @device_function
+    def add_up(smem, out, rank, m, n, n_idx):  # type: ignore[no-untyped-def]
+        if SPLIT > 1:
+            barrier.cluster_wait()
+            send(smem, rank)
+            mbarrier.wait(smem + BAR, 0)
+        i = u32(cuda.threadIdx.x)
+        while i < PART:
+            total = sum_of_ranks(smem + SUMS + i * 4) if SPLIT > 1 else sum_here(smem, i)
+            at = rank * PART + i
+            group, inside = at // (16 * BLOCK_M), at % (16 * BLOCK_M)
             register, lane_idx = inside // 32, inside % 32
             token = register // 4 * 8 + lane_idx % 4 * 2 + register % 2
             row = n_idx + group * 16 + register % 4 // 2 * 8 + lane_idx // 4
@@ -201,6 +218,6 @@ def add_up_for(plan: GemmPlan, num_threads: int) -> Any:
             if WITH_C:
                 total = total + load_addend(is_inside, out.c_ptr + u64(token) * out.c_pitch + u64(row) * ELEMENT)[0]
             store_one(is_inside, out.d_ptr + u64(token) * out.d_pitch + u64(row) * ELEMENT, total)
-            i += THREADS * SPLIT
+            i += num_threads
 
-    return add_up
+    return begin, add_up

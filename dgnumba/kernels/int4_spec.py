@@ -217,6 +217,9 @@ class Int4Kernel(Protocol):
     def threads(self, plan: Int4Plan) -> int:
         """Threads of a CTA."""
 
+    def min_ctas(self, plan: Int4Plan) -> int:
+        """As `KernelSpec` has it."""
+
     def build(self, plan: Int4Plan) -> Built:
         """The kernel of a plan."""
 

@@ -12,7 +12,7 @@ from ..layouts.smem import SmemMap
 from ..problem import GemmProblem
 from ..xp import address
 from .sm80_cost import Parts, price
-from .spec import Built, GemmPlan, Rule, first_broken, most_stages
+from .spec import Built, GemmPlan, Rule, first_broken, most_stages, one_cta
 
 NAME = "sm80_gemm"
 
@@ -79,6 +79,7 @@ WAITS = False
 LAUNCHES_DEPENDENTS = False
 WEIGHTS_FIRST = False
 RESIDENT = False
+min_ctas = one_cta
 
 
 def is_batch_invariant(plan: GemmPlan) -> bool:

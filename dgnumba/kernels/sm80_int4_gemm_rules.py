@@ -16,7 +16,7 @@ from . import sm80_cost
 from .int4_spec import Int4Plan, address_or_0
 from .sm80_gemm_rules import needs_widening
 from .sm90_int4_gemm_rules import accumulators, refused_types
-from .spec import Built, Rule, first_broken, most_stages
+from .spec import Built, Rule, first_broken, most_stages, one_cta
 
 NAME = "sm80_int4_gemm"
 
@@ -131,6 +131,7 @@ FALLBACK = True
 ANY_SCALES = False
 WAITS = False
 LAUNCHES_DEPENDENTS = False
+min_ctas = one_cta
 MAPPED_ARRAYS: tuple[str, ...] = ()
 """It needs no tensor map."""
 

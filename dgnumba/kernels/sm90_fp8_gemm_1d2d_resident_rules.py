@@ -14,7 +14,7 @@ from ..xp import address
 from .epilogue_rules import HALVES
 from .sm90_fp8_gemm_1d2d_rules import supports as _supports
 from .sm90_fp8_gemm_1d2d_swap_ab_rules import blocked
-from .spec import RING, Built, GemmPlan, Rule, changed, first_broken, most_stages
+from .spec import RING, Built, GemmPlan, Rule, changed, first_broken, most_stages, one_cta
 
 NAME = "sm90_fp8_gemm_1d2d_resident"
 
@@ -28,6 +28,7 @@ WAITS = True
 LAUNCHES_DEPENDENTS = True
 WEIGHTS_FIRST = True
 RESIDENT = True
+min_ctas = one_cta
 MOST_TOKENS = BLOCK_MS[-1]
 
 

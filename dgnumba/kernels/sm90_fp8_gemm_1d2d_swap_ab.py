@@ -5,10 +5,12 @@ Roles:     one thread of the last warp: producer (TMA); the warpgroups before it
 Barriers:  full[stage]   1 arrival + bytes of B, A, SFA, SFB       producer -> consumers
                          with `weights_first` B and SFB of the ring's first round come before the wait for the grid before, A and SFA behind it
            empty[stage]  1 arrival per consumer warp                consumers -> producer
+           met           of a split: 1 arrival with the bytes of all sums that are sent here, waited for once. Peers know of it by the cluster's
+                         barrier, where everyone arrives at the begin, and consumers wait before they send
            named 1       everyone, once: the barriers are initialised; the producer does not wait
 Tile:      for each stage of BLOCK_K / 128 blocks: all its wgmma -> wait -> release -> total += acc * (SFA of the column * SFB) for each block
-Split:     SPLIT CTAs of a cluster share a tile, each a range of K; their sums meet in distributed shared memory and are added in rank
-           order, so that a result has the same bits every run
+Split:     SPLIT CTAs of a cluster share a tile, each a range of K. Each owns some registers of the fragments: who has a sum sends it to the owner
+           (st.async), who adds in rank order, so that a result has the same bits every run, and nobody has to stay until a peer has read
 Budget:    smem = layouts.smem of plan, nearly all of it: what counts is bytes in flight
 Follows:   the swap of operands that CUTLASS and TensorRT-LLM use for decode; no code of theirs.
 """
@@ -24,11 +26,11 @@ from numba import cuda
 from .._numba import device_function
 from ..integers import u32, u64
 from ..layouts.descriptors import SmemDescriptor, TensorMap, low_word
-from ..ptx import Fragment, barrier, fragment, mbarrier, memory, thread, tma, unrolled, wgmma
+from ..ptx import Fragment, barrier, f32, fragment, mbarrier, memory, st_async, thread, tma, unrolled, wgmma
 from ..ptx.addend import add_columns_for, load_element_for
 from .epilogue import STORES, Output
 from .pipeline import FULL_ARRIVALS, Slot, empty_arrivals, next_slot
-from .sm90_fp8_gemm_1d2d_swap_ab_rules import smem, threads
+from .sm90_fp8_gemm_1d2d_swap_ab_rules import share_of, smem, threads
 from .spec import Built, GemmPlan
 
 
@@ -57,42 +59,47 @@ def _store_for(plan: GemmPlan) -> Callable[..., Any]:
     return store_columns
 
 
-@unrolled
-def store_partial(total: Fragment, address: u32, pitch: u32) -> None:
-    """st.shared.f32 - register i of a fragment to `address` + i * `pitch`.
+def _send_for(count: int, ranks: int) -> Callable[..., Any]:
+    share = share_of(count, ranks)
 
-    PTX:       ISA 9.0, "st"
-    Scope:     thread
-    Args:      total    float32 fragment
-               address  u32  shared address of this thread's first
-               pitch    u32  bytes
-    Returns:   nothing
-    Emulates:  exactly
-    """
-    for i in range(len(total)):
-        memory.store_shared_f32(address + pitch * i, total[i])
-
-
-def _add_ranks_for(count: int, ranks: int) -> Callable[..., Any]:
     @unrolled
-    def add_ranks(address: u32, pitch: u32) -> None:
-        """ld.shared::cluster.f32, st.shared.f32 - numbers of all CTAs of a cluster added in rank order, into this one's place.
+    def send(total: Fragment, address: u32, pitch: u32, bar: u32) -> None:
+        """mapa, st.async.shared::cluster.f32 - each register of a fragment to the CTA that owns it: CTA 0 the first of them, and so on.
 
-        PTX:       ISA 9.0, "ld", ".shared::cluster"; sm_90+
+        PTX:       ISA 9.0, "st.async", "mapa"; sm_90+
         Scope:     thread
-        Args:      address  u32  shared address of the first number, the same in each CTA
+        Args:      total    float32 fragment
+                   address  u32  shared address, the same in each CTA, of the first register that a CTA owns
                    pitch    u32  bytes to the next
+                   bar      u32  shared address, the same in each CTA, of the barrier that counts what comes
         Returns:   nothing
+        Async:     due when the owner waits on its `bar`
         Emulates:  exactly
         """
-        # all loads before the first is used: a trip to another multiprocessor takes as long as many of them
-        bases = [thread.mapa(address, u32(rank)) for rank in range(ranks)]
-        numbers = [[memory.load_cluster_f32(base + pitch * i) for base in bases] for i in range(count)]
-        for i, (first, *others) in enumerate(numbers):
-            total = first
-            for other in others:
-                total = total + other
-            memory.store_shared_f32(address + pitch * i, total)
+        owners = range(-(-count // share))
+        bases, bars = [thread.mapa(address, u32(owner)) for owner in owners], [thread.mapa(bar, u32(owner)) for owner in owners]
+        for i in range(count):
+            st_async.store_f32(bases[i // share] + pitch * (i % share), total[i], bars[i // share])
+
+    return send
+
+
+def _add_ranks_for(ranks: int) -> Callable[..., Any]:
+    @unrolled
+    def add_ranks(address: u32, pitch: u32) -> f32:
+        """ld.shared.f32, add.rn.f32 - a number of each CTA of a cluster, added in rank order.
+
+        PTX:       ISA 9.0, "ld"
+        Scope:     thread
+        Args:      address  u32  shared address of CTA 0's
+                   pitch    u32  bytes to the next CTA's
+        Returns:   float32
+        Emulates:  exactly
+        """
+        total, *others = [memory.load_shared_f32(address + pitch * rank) for rank in range(ranks)]
+        for other in others:
+            total = total + other
+        return total
 
     return add_ranks
 
@@ -113,7 +120,7 @@ def build(plan: GemmPlan) -> Built:
     STAGE_BYTES = B_BYTES + A_BYTES + BLOCK_M * 4 * (4 if plan.row_scales else BLOCKS) + 16
     EMPTY_ARRIVALS = empty_arrivals(CONSUMER_WARPS, 1)
     ACC = BLOCK_M // 2
-    SLICE = -(-ACC // SPLIT)
+    SHARE, MET = share_of(ACC, SPLIT), MAPPED["met"].offset
     ELEMENT, WITH_C, ROW_SCALES = STORES[plan.d_dtype][1], plan.with_c, plan.row_scales
     PDL, WEIGHTS_FIRST = plan.pdl, plan.weights_first
 
@@ -123,7 +130,7 @@ def build(plan: GemmPlan) -> Built:
     promote = fragment.promote_columns
     store_columns = _store_for(plan)
     store_one = STORES[plan.d_dtype][0]
-    add_ranks = _add_ranks_for(SLICE, SPLIT)
+    send, add_ranks = _send_for(ACC, SPLIT), _add_ranks_for(SPLIT)
     add_columns, load_addend = add_columns_for(plan.d_dtype), load_element_for(plan.d_dtype)
 
     @device_function
@@ -254,6 +261,11 @@ def build(plan: GemmPlan) -> Built:
         return total, acc0, acc1, acc2, acc3
 
     @device_function
+    def owned(rank):  # type: ignore[no-untyped-def]
+        """Registers of a thread that CTA `rank` of the cluster adds up: all but the last few have as many."""
+        return min(rank * SHARE + SHARE, u32(ACC)) - min(rank * SHARE, u32(ACC))
+
+    @device_function
     def place(tile, m_blocks, warp_idx, lane_idx):  # type: ignore[no-untyped-def]
         """The first token and the first weight row that this lane holds of a tile."""
         return tile % m_blocks * BLOCK_M + lane_idx % 4 * 2, tile // m_blocks * BLOCK_N + warp_idx * 16 + lane_idx // 4
@@ -276,7 +288,9 @@ def build(plan: GemmPlan) -> Built:
                 slot = next_slot(slot, NUM_STAGES)
                 stage += 1
             if SPLIT > 1:
-                store_partial(total, smem + PARTIAL + u32(cuda.threadIdx.x) * 4, CONSUMERS * 4)
+                barrier.cluster_wait()
+                own = smem + PARTIAL + u32(cuda.threadIdx.x) * 4 + thread.cluster_ctarank() * (SHARE * CONSUMERS * 4)
+                send(total, own, u32(CONSUMERS * 4), smem + MET)
             else:
                 token, row = place(tile, m_blocks, warp_idx, lane_idx)
                 if WITH_C:
@@ -286,18 +300,17 @@ def build(plan: GemmPlan) -> Built:
 
     @device_function
     def add_up(out, smem, m, n):  # type: ignore[no-untyped-def]
-        """Add the partial sums of all CTAs of the cluster, in rank order: a slice of the registers for each CTA."""
+        """Add the sums of all CTAs of the cluster for the registers that this one owns, in rank order, and store them."""
         tid = u32(cuda.threadIdx.x)
         tile = u32(cuda.blockIdx.x) // SPLIT
         token, row = place(tile, (m + (BLOCK_M - 1)) // BLOCK_M, tid // 32, thread.lane_idx())
-        i = thread.cluster_ctarank() * SLICE
-        end = min(i + SLICE, u32(ACC))
-        partial = smem + PARTIAL + tid * 4 + i * (CONSUMERS * 4)
-        # a CTA has a whole slice, or none
+        i = thread.cluster_ctarank() * SHARE
+        end = i + owned(thread.cluster_ctarank())
+        partial = smem + PARTIAL + tid * 4
         if i < end:
-            add_ranks(partial, CONSUMERS * 4)
+            mbarrier.wait(smem + MET, 0)
         while i < end:
-            total = memory.load_shared_f32(partial)
+            total = add_ranks(partial, u32(SHARE * CONSUMERS * 4))
             to = token + i // 4 * 8 + i % 2
             at = row + i % 4 // 2 * 8
             if WITH_C:
@@ -315,8 +328,15 @@ def build(plan: GemmPlan) -> Built:
                 for stage in range(NUM_STAGES):
                     mbarrier.init(smem + FULL + stage * 8, FULL_ARRIVALS)
                     mbarrier.init(smem + EMPTY + stage * 8, EMPTY_ARRIVALS)
+                if SPLIT > 1:
+                    mbarrier.init(smem + MET, 1)
                 barrier.fence_mbarrier_init()
+                if SPLIT > 1:
+                    # what peers send for the registers that this CTA owns, itself among them
+                    mbarrier.arrive_expect_tx(smem + MET, owned(thread.cluster_ctarank()) * (SPLIT * CONSUMERS * 4))
             thread.syncwarp()
+            if SPLIT > 1:
+                barrier.cluster_arrive()
             # the producer tells that the barriers stand, and does not wait for anyone: its loads start at once
             barrier.arrive(1, THREADS)
             asked = u32(0)
@@ -331,17 +351,13 @@ def build(plan: GemmPlan) -> Built:
                 # NOTE: behind the wait, so that only one grid before the next still runs; and behind the loads, as it was measured (bench/NOTES.md).
                 thread.griddepcontrol_launch_dependents()
         else:
+            if SPLIT > 1:
+                barrier.cluster_arrive()
             barrier.sync(1, THREADS)
             thread.griddepcontrol_wait()
             consumer(out, smem, m, n, k)
-        if SPLIT > 1:
-            barrier.cluster_arrive()
-            barrier.cluster_wait()
-            if warp_idx < CONSUMER_WARPS:
+            if SPLIT > 1:
                 add_up(out, smem, m, n)
-            # NOTE: a CTA may not exit while a peer reads its partial sums (PTX ISA 9.0, shared::cluster lifetime).
-            barrier.cluster_arrive()
-            barrier.cluster_wait()
 
     argtypes = (TensorMap,) * 4 + (u64,) * 4 + (u32,) * 3
     return Built(kernel, argtypes, THREADS, MAPPED, SPLIT)

@@ -12,7 +12,7 @@ from ..layouts.smem import SmemMap
 from ..problem import GemmProblem
 from ..xp import address
 from .sm90_fp8_gemm_1d2d_rules import supports as _supports
-from .spec import RING, Built, GemmPlan, Rule, changed, first_broken, most_stages
+from .spec import RING, Built, GemmPlan, Rule, changed, first_broken, most_stages, one_cta
 
 NAME = "sm90_fp8_gemm_1d2d_swap_ab"
 
@@ -24,6 +24,7 @@ WAITS = True
 LAUNCHES_DEPENDENTS = True
 WEIGHTS_FIRST = True
 RESIDENT = False
+min_ctas = one_cta
 MOST_TOKENS = 128
 
 
@@ -82,7 +83,7 @@ def refusal(plan: GemmPlan, problem: GemmProblem) -> str | None:
 
 
 def smem(plan: GemmPlan) -> SmemMap:
-    """The ring of B, A and scales, the partial sums of a split, then the barriers."""
+    """The ring of B, A and scales; of a split what each CTA sends to the one that adds up; then the barriers."""
     blocks = plan.block_k // 128
     return SmemMap.of(
         ("b", plan.block_n * plan.block_k, plan.num_stages, 1024),
@@ -90,10 +91,16 @@ def smem(plan: GemmPlan) -> SmemMap:
         # row-major: four blocks' scales of each token, however many blocks a stage has
         ("sfa", -(-plan.block_m * 4 * (4 if plan.row_scales else blocks) // 128) * 128, plan.num_stages, 128),
         ("sfb", 128, plan.num_stages, 128),
-        ("partial", plan.block_m * plan.block_n * 4 if plan.cluster > 1 else 0, 1, 16),
+        ("partial", share_of(plan.block_m // 2, plan.cluster) * plan.block_n * 8 if plan.cluster > 1 else 0, plan.cluster, 16),
         ("full", 8, plan.num_stages, 8),
         ("empty", 8, plan.num_stages, 8),
+        ("met", 8 if plan.cluster > 1 else 0, 1, 8),
     )
+
+
+def share_of(count: int, split: int) -> int:
+    """Of `count` registers of a fragment, those that a CTA of a split adds up: whole ones, the last CTAs fewer or none."""
+    return -(-count // split)
 
 
 def threads(plan: GemmPlan) -> int:

@@ -1,13 +1,14 @@
 """D[M,N] = sum over kb of (A[:,kb] @ B[:,kb].T) * SFA[:,kb] * SFB[n//128,kb], for very few rows of A: the weights go from memory to the registers.
 
 Shapes:    as sm90_fp8_gemm_1d2d, K a multiple of 128; a tile is BLOCK_N rows of B (the weights) by BLOCK_M rows of A (the tokens)
-Roles:     every warp the same: it has 16 of the tile's rows, and each WARPS-th block of K. Warps side by side along N read the same tokens at the
-           same time, from L1 all but the first
-Barriers:  one __syncthreads, before the warps' sums are added
+Roles:     every warp the same: it has 16 of the tile's rows, and of K each so many-th block: the warps of all CTAs of a cluster share a tile's K.
+           Warps side by side along N read the same tokens at the same time, from L1 all but the first
+Barriers:  one __syncthreads, before the warps' sums are added; of a cluster bar: 1 arrival with the bytes of all sums that are sent here, waited
+           for once
 Tile:      NUM_STAGES blocks of K are asked for; then, one by one: mma.sync -> total += acc * (SFA of the column * SFB) -> ask for another
 Grid:      behind the wait for the grid before; with `weights_first` the weights and scales of the first blocks are asked for before it
 Budget:    registers on their way: what counts is bytes, and nothing that stands before the first of them: no tensor map, no barrier, no ring
-Order:     a tile's sums are added in the order of the warps, so that a result has the same bits every run
+Order:     a tile's sums are added in the order of the warps, those of the CTAs of a cluster by rank, so that a result has the same bits every run
 Follows:   nobody; the lanes' layout is that of mma.sync (PTX ISA 9.0, "mma.m16n8k32") with K permuted, see `gemv_parts.load_rows_for`
 
 A kernel that only reads needs 27.0 us for the 117 MB of 7168x16384 and 2.5 us for the 4 MB of 576x7168; rings filled by TMA stay 1 to 2 us above that
@@ -25,7 +26,7 @@ from ..integers import u32, u64
 from ..ptx import Fragment, Imm, Registers, fragment, memory, mma, thread, unrolled
 from .epilogue import Output
 from .gemv_parts import add_up_for, fetch_first_for, load_rows_for, load_scales_for, row_offsets_for, scale_offsets_for, store_partial
-from .sm90_fp8_gemv_1d2d_rules import smem, threads
+from .sm90_fp8_gemv_1d2d_rules import min_ctas, smem, threads
 from .spec import Built, GemmPlan
 
 
@@ -72,15 +73,16 @@ class Operands(NamedTuple):
 
 def build(plan: GemmPlan) -> Built:
     """The kernel `kernel(a_ptr, b_ptr, sfa_ptr, sfb_ptr, d_ptr, a_pitch, b_pitch, sfa_pitch, sfb_pitch, d_pitch, m, n, k)`; pitches are bytes."""
-    BLOCK_M, BLOCK_N, WARPS, DEPTH = plan.block_m, plan.block_n, plan.warps, plan.num_stages
+    BLOCK_M, BLOCK_N, WARPS, DEPTH, SPLIT = plan.block_m, plan.block_n, plan.warps, plan.num_stages, plan.cluster
+    MAPPED, STRIDE = smem(plan), plan.warps * plan.cluster
     GROUPS, SCALES, SUMS, SUMS_BYTES = BLOCK_M // 8, BLOCK_M // 4, BLOCK_M // 2, 64 * BLOCK_M
-    THREADS, PDL, WEIGHTS_FIRST = threads(plan), plan.pdl, plan.weights_first
+    THREADS, PDL, WEIGHTS_FIRST, PARTIAL = threads(plan), plan.pdl, plan.weights_first, MAPPED["partial"].offset
 
     load_weights, load_tokens, load_scales = load_rows_for(2, is_once=True), load_rows_for(GROUPS, is_once=False), load_scales_for(SCALES)
     weight_offsets, token_offsets, scale_offsets = row_offsets_for(2), row_offsets_for(GROUPS), scale_offsets_for(SCALES)
     multiply, promote = multiply_for(BLOCK_M, plan.a_dtype), fragment.promote_columns
     load_first_weights = load_rows_for(2, is_once=True, is_first=True)
-    add_up = add_up_for(plan, THREADS)
+    begin, add_up = add_up_for(plan, THREADS, MAPPED)
 
     @device_function
     def fetch_weights(block, at):  # type: ignore[no-untyped-def]
@@ -107,56 +109,60 @@ def build(plan: GemmPlan) -> Built:
 
     @device_function
     def sums(first, blocks, at):  # type: ignore[no-untyped-def]
-        """A warp's sum: blocks first, first + WARPS, ... of K, of which DEPTH are on their way."""
+        """A warp's sum: blocks first, first + STRIDE, ... of K, of which DEPTH are on their way."""
         total, block = fragment.zero(SUMS), first
         w0, t0, c0, r0 = fragment.zero_u32(16), fragment.zero_u32(BLOCK_M), fragment.zero(SCALES), np.float32(0)
         w1, t1, c1, r1, w2, t2, c2, r2, w3, t3, c3, r3 = w0, t0, c0, r0, w0, t0, c0, r0, w0, t0, c0, r0
         # NOTE: only of weights that nobody writes: what the grid before writes such a load need not see (`GemmPlan`).
         if WEIGHTS_FIRST and block < blocks:
             w0, r0 = fetch_weights(block, at)
-        if WEIGHTS_FIRST and DEPTH >= 2 and block + WARPS < blocks:
-            w1, r1 = fetch_weights(block + WARPS, at)
-        if WEIGHTS_FIRST and DEPTH >= 3 and block + 2 * WARPS < blocks:
-            w2, r2 = fetch_weights(block + 2 * WARPS, at)
-        if WEIGHTS_FIRST and DEPTH >= 4 and block + 3 * WARPS < blocks:
-            w3, r3 = fetch_weights(block + 3 * WARPS, at)
+        if WEIGHTS_FIRST and DEPTH >= 2 and block + STRIDE < blocks:
+            w1, r1 = fetch_weights(block + STRIDE, at)
+        if WEIGHTS_FIRST and DEPTH >= 3 and block + 2 * STRIDE < blocks:
+            w2, r2 = fetch_weights(block + 2 * STRIDE, at)
+        if WEIGHTS_FIRST and DEPTH >= 4 and block + 3 * STRIDE < blocks:
+            w3, r3 = fetch_weights(block + 3 * STRIDE, at)
         if WEIGHTS_FIRST:
             thread.griddepcontrol_wait()
         if block < blocks:
             w0, t0, c0, r0 = fetch_first(block, at, w0, r0)
-        if DEPTH >= 2 and block + WARPS < blocks:
-            w1, t1, c1, r1 = fetch_first(block + WARPS, at, w1, r1)
-        if DEPTH >= 3 and block + 2 * WARPS < blocks:
-            w2, t2, c2, r2 = fetch_first(block + 2 * WARPS, at, w2, r2)
-        if DEPTH >= 4 and block + 3 * WARPS < blocks:
-            w3, t3, c3, r3 = fetch_first(block + 3 * WARPS, at, w3, r3)
+        if DEPTH >= 2 and block + STRIDE < blocks:
+            w1, t1, c1, r1 = fetch_first(block + STRIDE, at, w1, r1)
+        if DEPTH >= 3 and block + 2 * STRIDE < blocks:
+            w2, t2, c2, r2 = fetch_first(block + 2 * STRIDE, at, w2, r2)
+        if DEPTH >= 4 and block + 3 * STRIDE < blocks:
+            w3, t3, c3, r3 = fetch_first(block + 3 * STRIDE, at, w3, r3)
         while block < blocks:
             total = use(total, w0, t0, c0, r0)
-            if block + DEPTH * WARPS < blocks:
-                w0, t0, c0, r0 = fetch(block + DEPTH * WARPS, at)
-            block += WARPS
+            if block + DEPTH * STRIDE < blocks:
+                w0, t0, c0, r0 = fetch(block + DEPTH * STRIDE, at)
+            block += STRIDE
             if DEPTH >= 2 and block < blocks:
                 total = use(total, w1, t1, c1, r1)
-                if block + DEPTH * WARPS < blocks:
-                    w1, t1, c1, r1 = fetch(block + DEPTH * WARPS, at)
-                block += WARPS
+                if block + DEPTH * STRIDE < blocks:
+                    w1, t1, c1, r1 = fetch(block + DEPTH * STRIDE, at)
+                block += STRIDE
             if DEPTH >= 3 and block < blocks:
                 total = use(total, w2, t2, c2, r2)
-                if block + DEPTH * WARPS < blocks:
-                    w2, t2, c2, r2 = fetch(block + DEPTH * WARPS, at)
-                block += WARPS
+                if block + DEPTH * STRIDE < blocks:
+                    w2, t2, c2, r2 = fetch(block + DEPTH * STRIDE, at)
+                block += STRIDE
             if DEPTH >= 4 and block < blocks:
                 total = use(total, w3, t3, c3, r3)
-                if block + DEPTH * WARPS < blocks:
-                    w3, t3, c3, r3 = fetch(block + DEPTH * WARPS, at)
-                block += WARPS
+                if block + DEPTH * STRIDE < blocks:
+                    w3, t3, c3, r3 = fetch(block + DEPTH * STRIDE, at)
+                block += STRIDE
         return total
 
     def kernel(a_ptr, b_ptr, sfa_ptr, sfb_ptr, d_ptr, a_pitch, b_pitch, sfa_pitch, sfb_pitch, d_pitch, m, n, k):  # type: ignore[no-untyped-def]
-        smem_partial = memory.shared_address(cuda.shared.array(0, np.uint8, alignment=16))
+        smem = memory.shared_address(cuda.shared.array(0, np.uint8, alignment=16))
+        rank = u32(0)
+        if SPLIT > 1:
+            rank = thread.cluster_ctarank()
+        begin(smem)
         warp_idx = thread.uniform(u32(cuda.threadIdx.x) // 32)
         lane_idx = thread.lane_idx()
-        n_idx = u32(cuda.blockIdx.x) * BLOCK_N
+        n_idx = u32(cuda.blockIdx.x) // SPLIT * BLOCK_N
         row, chunk = lane_idx // 4, lane_idx % 4 * 16
         # rows past the end are read as the last one; nothing of them is stored
         of_weights = weight_offsets(warp_idx // WARPS * 16 + row, n - 1 - n_idx, b_pitch, chunk)
@@ -174,13 +180,13 @@ def build(plan: GemmPlan) -> Built:
         )
         if not WEIGHTS_FIRST:
             thread.griddepcontrol_wait()
-        total = sums(warp_idx % WARPS, k // 128, at)
+        total = sums(rank * WARPS + warp_idx % WARPS, k // 128, at)
         if PDL:
             # NOTE: behind the wait, so that only one grid before the next still runs; and behind the loads, as it was measured (bench/NOTES.md).
             thread.griddepcontrol_launch_dependents()
-        store_partial(total, smem_partial + warp_idx * SUMS_BYTES + lane_idx * 4)
+        store_partial(total, smem + PARTIAL + warp_idx * SUMS_BYTES + lane_idx * 4)
         cuda.syncthreads()
-        add_up(smem_partial, Output(d_ptr, d_ptr, d_pitch, d_pitch), u32(0), m, n, n_idx)
+        add_up(smem, Output(d_ptr, d_ptr, d_pitch, d_pitch), rank, m, n, n_idx)
 
     argtypes = (u64,) * 5 + (u32, u32, u64, u64, u64) + (u32, u32, u32)
-    return Built(kernel, argtypes, THREADS, smem(plan), 1)
+    return Built(kernel, argtypes, THREADS, MAPPED, SPLIT, min_ctas(plan))

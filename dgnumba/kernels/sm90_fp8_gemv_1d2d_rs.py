@@ -177,7 +177,7 @@ def build(plan: GemmPlan) -> Built:
     weight_offsets, token_offsets = row_offsets_for(2), token_offsets_for(plan)
     load_scales, multiply = fragment.load_token_scales_for(plan.block_m), multiply_for(plan)
     load_first_weights = load_rows_for(2, is_once=True, is_first=True)
-    promote, add_up = fragment.promote_columns, add_up_for(plan, THREADS)
+    promote, (begin, add_up) = fragment.promote_columns, add_up_for(plan, THREADS, MAPPED)
 
     @device_function
     def fetch_weights(step, at):  # type: ignore[no-untyped-def]
@@ -258,6 +258,7 @@ def build(plan: GemmPlan) -> Built:
         n_idx, rank = u32(cuda.blockIdx.x) // SPLIT * BLOCK_N, u32(0)
         if SPLIT > 1:
             rank = thread.cluster_ctarank()
+        begin(smem)
         row, word = lane_idx // 4, lane_idx % 4
         smem_tokens = smem + TOKENS + group * (2 * TOKENS_BYTES)
         smem_scales = smem + SCALES + warp_idx * 128
@@ -279,16 +280,8 @@ def build(plan: GemmPlan) -> Built:
             thread.griddepcontrol_launch_dependents()
         partial = smem + PARTIAL
         store_partial(total, partial + (rows * WARPS + group * SLICES + slice_idx) * SUMS_BYTES + lane_idx * 4)
-        if SPLIT == 1:
-            cuda.syncthreads()
-        else:
-            barrier.cluster_arrive()
-            barrier.cluster_wait()
-        add_up(partial, Output(d_ptr, c_ptr, d_pitch, c_pitch), rank, m, n, n_idx)
-        if SPLIT > 1:
-            # NOTE: a CTA may not exit while a peer reads its sums (PTX ISA 9.0, shared::cluster lifetime).
-            barrier.cluster_arrive()
-            barrier.cluster_wait()
+        cuda.syncthreads()
+        add_up(smem, Output(d_ptr, c_ptr, d_pitch, c_pitch), rank, m, n, n_idx)
 
     argtypes = (u64,) * 6 + (u32,) * 3 + (u64,) * 4 + (u32,) * 3
     return Built(kernel, argtypes, THREADS, MAPPED, SPLIT)

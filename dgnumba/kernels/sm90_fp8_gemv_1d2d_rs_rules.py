@@ -11,14 +11,15 @@ from ..layouts.smem import SmemMap
 from ..problem import GemmProblem
 from ..xp import address
 from .sm90_fp8_gemm_1d2d_rules import supports as _supports
-from .spec import Built, GemmPlan, Rule, first_broken
+from .sm90_fp8_gemv_1d2d_rules import of_sums
+from .spec import Built, GemmPlan, Rule, first_broken, one_cta
 
 NAME = "sm90_fp8_gemv_1d2d_rs"
 
 BLOCK_MS, BLOCK_NS, BLOCK_KS = (8, 16, 24, 32), (16, 32, 64), (128,)
 DEPTHS, WARPGROUPS, SPLITS = (1, 2, 3), (1, 2, 4), (1, 2, 4, 8)
 MOST_TOKENS = BLOCK_MS[-1]
-OFFERED_NS, OFFERED_TOKENS = (32, 64), 8
+OFFERED_NS, OFFERED_TOKENS = (32, 64), 4
 """BLOCK_N of the plans that are offered, and for how many tokens at most; any other is built for who asks for it."""
 
 
@@ -37,6 +38,7 @@ WAITS = True
 LAUNCHES_DEPENDENTS = True
 WEIGHTS_FIRST = True
 RESIDENT = False
+min_ctas = one_cta
 
 
 def is_batch_invariant(plan: GemmPlan) -> bool:
@@ -95,7 +97,7 @@ RULES: tuple[Rule, ...] = (
 def candidates(problem: GemmProblem, device: Device) -> list[GemmPlan]:
     """Of the plans that can be built, the sorts that measurements speak for.
 
-    Tiles of 16 weights, splits, and products of more than `OFFERED_TOKENS` tokens are the fastest nowhere, or by 1 % (H200, 2026-11-30,
+    Tiles of 16 weights, splits, and products of more than `OFFERED_TOKENS` tokens are the fastest nowhere, or by 1 to 2 % (H200, 2026-11-30,
     bench/NOTES.md).
     """
     return _plans(problem, device, OFFERED_NS, (1,)) if problem.m <= OFFERED_TOKENS else []
@@ -135,7 +137,7 @@ def smem(plan: GemmPlan) -> SmemMap:
     return SmemMap.of(
         ("tokens", columns(plan) * 128, 2 * warpgroups(plan), 1024),
         ("scales", 128, plan.warps * (plan.block_n // 16), 16),
-        ("partial", plan.block_m * plan.block_n * 4, plan.warps, 16),
+        *of_sums(plan),
     )
 
 

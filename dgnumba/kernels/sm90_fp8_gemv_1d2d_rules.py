@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 from ..device import Device
@@ -16,10 +17,18 @@ from .spec import Built, GemmPlan, Rule, first_broken
 NAME = "sm90_fp8_gemv_1d2d"
 
 BLOCK_MS, BLOCK_NS, BLOCK_KS = (8, 16, 24, 32), (16, 32, 64), (128,)
-WARPS, DEPTHS = (1, 2, 4, 8, 16), (1, 2, 3, 4)
-MOST_TOKENS = 8
-"""Chosen for at most: beyond, the conversions of tokens to float16, which is what mma.sync multiplies, take longer than memory (M = 16: 36 us in the
-place of 31 for 7168x16384; H200, 2026-11-29, bench/NOTES.md)."""
+WARPS, DEPTHS, SPLITS = (1, 2, 4, 7, 8, 14, 16), (1, 2, 3, 4), (1, 2, 4, 8)
+MOST_TOKENS, MOST_TOKENS_WHOLE = 16, 8
+"""Taken at most; and by plans without a split: with more, the conversions to float16, which is what mma.sync multiplies, take longer than memory
+where all multiprocessors are busy (M = 16: 36 us in the place of 31 for 7168x16384; H200, 2026-11-29, bench/NOTES.md)."""
+
+FEWEST_TOKENS = 4
+"""Of a plan without a split at most, unless its warps ask for all their blocks of K at once: what a warp does between makes others faster with more
+tokens (7168x2048 at M = 8 6.1 us for 5.8, 7168x16384 30.5 for 29.9; H200, 2026-11-30, bench/NOTES.md)."""
+
+MOST_BLOCKS, MOST_CTAS, MOST_TILES = 7, 4, 2
+"""Of a split that is offered: blocks of K of a warp, CTAs and tiles of 16 rows of a multiprocessor. To launch more clusters takes longer than they
+save: 4096x7168 in 1024 CTAs 11.7 us, in 512 9.4; 7168x2048 in 1792 7.7, without a split 5.7 (H200, 2026-11-30, bench/NOTES.md)."""
 
 IN_FLIGHT = 32
 """Blocks of weights, 2 KB each, that a multiprocessor should have on their way: more gains nothing, and costs (H200, 2026-11-29, bench/NOTES.md)."""
@@ -59,7 +68,8 @@ RULES: tuple[Rule, ...] = (
     ("products of float16, where FP8 needs no widening", lambda plan, _: not plan.widen),
     ("a loop over K that is not rotated", lambda plan, _: not plan.rotate and not plan.overlap),
     ("A's scales MN-major", lambda plan, _: not plan.row_scales),
-    ("no cluster, and the registers epilogue", lambda plan, _: plan.cluster == 1 and plan.epilogue == "registers"),
+    (f"a split over {SPLITS} CTAs that share no operand", lambda plan, _: plan.cluster in SPLITS and plan.multicast is None),
+    ("the registers epilogue", lambda plan, _: plan.epilogue == "registers"),
     (
         "at most 16 warps, and registers for the blocks on their way",
         lambda plan, _: registers(plan) * threads(plan) <= 1 << 16 and threads(plan) <= 512,
@@ -70,21 +80,60 @@ RULES: tuple[Rule, ...] = (
 """The single statement of the rules, the broadest first."""
 
 
+LEAST_REGISTERS = {(8, 1): 56, (8, 2): 104, (16, 1): 80, (16, 2): 128}
+"""Of a thread of CTAs of BLOCK_M tokens with so many stages: with fewer ptxas 13.0 spills. Left alone it takes up to 16 more."""
+
+
 def registers(plan: GemmPlan) -> int:
     """Of a thread, about: what is on its way, sums and products, addresses."""
-    return 20 + plan.num_stages * (17 + plan.block_m + plan.block_m // 4) + 2 * plan.block_m + 16 * (plan.num_stages > 1)
+    least = LEAST_REGISTERS.get((plan.block_m, plan.num_stages))
+    return least or 20 + plan.num_stages * (17 + plan.block_m + plan.block_m // 4) + 2 * plan.block_m + 16 * (plan.num_stages > 1)
 
 
 def candidates(problem: GemmProblem, device: Device) -> list[GemmPlan]:
-    """The one plan that measurements speak for: `IN_FLIGHT` blocks on their way, by warps as far as there are blocks and registers, else by depth."""
+    """A CTA a tile, with `IN_FLIGHT` blocks on their way; and splits whose CTAs all run at one time."""
+    return [*_whole(problem, device), *_splits(problem, device)]
+
+
+def _plan(problem: GemmProblem, block_n: int, depth: int, warps: int, split: int = 1) -> GemmPlan:
     block_m = next((m for m in BLOCK_MS if m >= problem.m), BLOCK_MS[-1])
     dtypes = problem.a_dtype.name, problem.b_dtype.name, problem.d_dtype.name
+    return GemmPlan(NAME, block_m, block_n, depth, *dtypes, cluster=split, epilogue="registers", warps=warps)
+
+
+def _whole(problem: GemmProblem, device: Device) -> list[GemmPlan]:
+    """The one plan that measurements speak for: blocks on their way by warps as far as there are blocks and registers, else by depth."""
+    if problem.m > MOST_TOKENS_WHOLE:
+        return []
     tiles_each = max(1.0, -(-problem.n // BLOCK_NS[0]) / device.num_sms)
-    wanted = 1 << round(math.log2(max(IN_FLIGHT / tiles_each, 2)))
-    warps = min(wanted, WARPS[-1], 1 << (max(problem.k // 128, 1).bit_length() - 1))
-    depth = max(1, min(wanted // warps, 2, problem.k // (128 * warps)))
-    plan = GemmPlan(NAME, block_m, BLOCK_NS[0], depth, *dtypes, epilogue="registers", warps=warps)
+    wanted, blocks = 1 << round(math.log2(max(IN_FLIGHT / tiles_each, 2))), problem.k // 128
+    # a warp for each block of K, where two blocks would be all that it has: 32768x512 at M = 8 5.96 us for 6.34
+    wanted = blocks if blocks == 2 * wanted <= 8 else wanted
+    warps = min(wanted, 16, 1 << (max(blocks, 1).bit_length() - 1))
+    plan = _plan(problem, BLOCK_NS[0], max(1, min(wanted // warps, 2, blocks // warps)), warps)
+    if problem.m > FEWEST_TOKENS and blocks > warps * plan.num_stages:
+        return []
     return [plan] if refusal(plan, problem) is None else []
+
+
+def _splits(problem: GemmProblem, device: Device) -> list[GemmPlan]:
+    """Where tiles are few: splits that have enough blocks on their way, a block for nearly every warp, and no more CTAs than run at one time."""
+    if problem.n > MOST_TILES * BLOCK_NS[0] * device.num_sms:
+        return []
+    plans, blocks = [], problem.k // 128
+    for block_n, split, warps in product(BLOCK_NS[:2], SPLITS[1:], WARPS[1:]):
+        each, clusters = -(-blocks // (split * warps)), -(-problem.n // block_n)
+        # NOTE: 7 and 14 warps only where all have as many blocks: K = 7168 is 56
+        if each > MOST_BLOCKS or 4 * each * split * warps > 5 * blocks or (warps % 7 == 0 and blocks % (split * warps)):
+            continue
+        on_their_way = -(-clusters * split // device.num_sms) * warps * (block_n // 16)
+        for depth in DEPTHS[: min(each, 2)]:
+            plan = _plan(problem, block_n, depth, warps, split)
+            is_enough = depth * on_their_way >= min(IN_FLIGHT, blocks) // 2
+            at_once = device.clusters_at_once(split) * min(min_ctas(plan), MOST_CTAS)
+            if is_enough and clusters <= at_once and refusal(plan, problem) is None:
+                plans.append(plan)
+    return plans
 
 
 def refusal(plan: GemmPlan, problem: GemmProblem | None) -> str | None:
@@ -97,9 +146,23 @@ def threads(plan: GemmPlan) -> int:
     return 32 * plan.warps * (plan.block_n // 16)
 
 
+def min_ctas(plan: GemmPlan) -> int:
+    """CTAs that a multiprocessor is to have registers for: as many as can be, where it is known how few registers will do."""
+    if plan.cluster == 1 or (plan.block_m, plan.num_stages) not in LEAST_REGISTERS:
+        return 1
+    return max(1, min(65536 // (registers(plan) * threads(plan)), 2048 // threads(plan)))
+
+
 def smem(plan: GemmPlan) -> SmemMap:
-    """The sums of all warps."""
-    return SmemMap.of(("partial", plan.block_m * plan.block_n * 4, plan.warps, 16))
+    """The sums of all warps, and what peers send."""
+    return SmemMap.of(*of_sums(plan))
+
+
+def of_sums(plan: GemmPlan) -> tuple[tuple[str, int, int, int], ...]:
+    """The last parts of a map: the sums of a CTA's warps; of a cluster also what each CTA has of the part that this one owns, and their barrier."""
+    nbytes = plan.block_m * plan.block_n * 4
+    here = ("partial", nbytes, plan.warps, 16)
+    return (here,) if plan.cluster == 1 else (here, ("sums", nbytes // plan.cluster, plan.cluster, 16), ("bar", 8, 1, 8))
 
 
 def mapped_arrays(plan: GemmPlan) -> tuple[str, ...]:
@@ -130,7 +193,7 @@ def bind(plan: GemmPlan, laid: Any) -> tuple[Any, ...]:
 
 def grid(plan: GemmPlan, problem: GemmProblem, device: Device) -> int:
     """CTAs: one a tile; the hardware deals them out, several to a multiprocessor."""
-    return count_tiles(plan, problem)
+    return count_tiles(plan, problem) * plan.cluster
 
 
 def count_tiles(plan: GemmPlan, problem: GemmProblem) -> int:

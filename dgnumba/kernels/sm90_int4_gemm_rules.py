@@ -16,7 +16,7 @@ from ..layouts.smem import SmemMap
 from ..xp import address
 from .int4_spec import MOST_AT_ONCE, Int4Plan, address_or_0
 from .sm90_int4_cost import price
-from .spec import Built, Rule, first_broken, most_stages
+from .spec import Built, Rule, first_broken, most_stages, one_cta
 
 NAME = "sm90_int4_gemm"
 
@@ -315,6 +315,7 @@ FALLBACK = False
 ANY_SCALES = False
 WAITS = True
 LAUNCHES_DEPENDENTS = True
+min_ctas = one_cta
 MAPPED_ARRAYS = ("a", "sfa")
 """Whose tensor maps `bind` gives, in order."""
 

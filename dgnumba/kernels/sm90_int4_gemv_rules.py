@@ -14,7 +14,7 @@ from ..layouts.smem import SmemMap
 from ..xp import address
 from .int4_spec import Int4Plan, address_or_0
 from .sm90_int4_gemm_rules import refused_types
-from .spec import Built, Rule, first_broken
+from .spec import Built, Rule, first_broken, one_cta
 
 NAME = "sm90_int4_gemv"
 
@@ -181,6 +181,7 @@ FALLBACK = False
 ANY_SCALES = True
 WAITS = True
 LAUNCHES_DEPENDENTS = True
+min_ctas = one_cta
 MAPPED_ARRAYS: tuple[str, ...] = ()
 """It needs no tensor map."""
 

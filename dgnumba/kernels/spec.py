@@ -113,6 +113,12 @@ class Built:
     threads: int
     smem: SmemMap
     cluster: int
+    min_ctas: int = 1
+
+    @property
+    def bounds(self) -> dict[str, Any]:
+        """What it is compiled for beside its plan, as `launching` takes it: threads of a CTA, CTAs that a multiprocessor is to have registers for."""
+        return {"threads": self.threads, "min_ctas": self.min_ctas}
 
 
 class Staged(Protocol):
@@ -141,6 +147,11 @@ def first_broken(rules: Iterable[Rule], plan: Staged, problem: Any = None) -> st
         if not holds(plan, problem):
             return "needs " + words.format(plan=plan, problem=problem)
     return None
+
+
+def one_cta(plan: Staged) -> int:
+    """The `min_ctas` of a kernel whose CTAs have a multiprocessor each, or as many registers as ptxas likes."""
+    return 1
 
 
 def changed(plan: P, **changes: Any) -> P:
@@ -200,6 +211,9 @@ class KernelSpec(Protocol):
 
     def threads(self, plan: GemmPlan) -> int:
         """Threads of a CTA."""
+
+    def min_ctas(self, plan: GemmPlan) -> int:
+        """CTAs that a multiprocessor is to have registers for, which bounds those of a thread."""
 
     def build(self, plan: GemmPlan) -> Built:
         """The kernel of a plan."""

@@ -11,7 +11,7 @@ import numpy as np
 from ..dtypes import DTYPES
 from ..emu import AsyncOp, Fragment, Move, Region, cta, lanes, thread, uniform, warpgroup
 from ..emu.tensor_core import multiply_add, multiply_add_f16
-from ..errors import DivergenceError, EmulationError, OutOfBoundsError
+from ..errors import BarrierError, DivergenceError, EmulationError, OutOfBoundsError
 from ..integers import u32
 from ..layouts.descriptors import SmemDescriptor, TensorMap
 from ..layouts.lanes import LaneMap, mma_a, mma_accumulator, mma_b, wgmma_a_bits16, wgmma_a_fp8, wgmma_accumulator
@@ -172,6 +172,20 @@ def bulk_load(name: str, dst: int, src: int, nbytes: int, bar: int) -> None:
     if hears is not None:
         hears(Move(name, False, (src,), int(nbytes), source, thread()))
     here.mbarrier(bar).load(AsyncOp(name, lambda: here.smem.poke(region, source), writes=[region]), region.nbytes)
+
+
+def store_async(address: int, data: bytes, bar: int) -> None:
+    """Store a few bytes into a CTA of the cluster, which its barrier `bar` counts."""
+    cluster = cta().cluster
+    (there, local), (owner, _) = cluster.locate(int(address)), cluster.locate(int(bar))
+    if there is not owner:
+        raise BarrierError(
+            f"st.async: expected a barrier of the CTA that is stored to, {there.rank} of the cluster, got one of CTA {owner.rank}",
+            address=int(bar),
+        )
+    region = Region(local, len(data))
+    source = np.frombuffer(data, np.uint8)
+    there.mbarrier(bar).load(AsyncOp("st.async", lambda: there.smem.poke(region, source), writes=[region]), region.nbytes)
 
 
 # 8x8 matrices

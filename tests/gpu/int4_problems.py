@@ -116,4 +116,4 @@ def choose_plans(drawn: list[Drawn]) -> list[Any]:
 def compile_plan(plan: Any) -> None:
     """Into the cache on disk, in a process of its own."""
     made = int4_kernel_named(plan.kernel).build(plan)
-    launching.compiled(plan, lambda: (made.kernel, made.argtypes), arch="sm_90a", threads=made.threads)
+    launching.compiled(plan, lambda: (made.kernel, made.argtypes), arch="sm_90a", **made.bounds)

@@ -46,7 +46,7 @@ def _plans_of(kernel, problem, device):
 def _compile(plan, arch):
     """In a process of its own: compile a plan into the cache on disk."""
     built = KERNEL_OF[plan.kernel].build(plan)
-    launching.compiled(plan, lambda: (built.kernel, built.argtypes), arch=arch, threads=built.threads)
+    launching.compiled(plan, lambda: (built.kernel, built.argtypes), arch=arch, **built.bounds)
 
 
 def warm(plans, arch="sm_90a"):

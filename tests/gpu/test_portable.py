@@ -37,7 +37,7 @@ def cp():
 
 def run(plan, laid, device):
     built = dense.build(plan)
-    made = launching.program(plan, lambda: (built.kernel, built.argtypes), arch=device.arch, threads=built.threads)
+    made = launching.program(plan, lambda: (built.kernel, built.argtypes), arch=device.arch, **built.bounds)
     shape = launching.LaunchShape((dense.grid(plan, laid.problem, device), 1, 1), (built.threads, 1, 1), built.smem.launch_bytes, (1, 1, 1))
     made.launcher(device.index, shape)([int(x) for x in dense.bind(plan, laid)], (), launching.LEGACY)
 

@@ -132,7 +132,7 @@ def test_machine_code_waits_where_the_source_does(chosen, first):
     for is_first in (False, True):
         plan_of_it = dataclasses.replace(chosen, weights_first=is_first)
         built = KERNEL_OF[chosen.kernel].build(plan_of_it)
-        text, _ = _numba.compile_ptx(built.kernel, built.argtypes, arch="sm_90a", threads=built.threads)
+        text, _ = _numba.compile_ptx(built.kernel, built.argtypes, arch="sm_90a", **built.bounds)
         names = re.findall(r"\b(UTMALDG|LDG|ACQBULK)\b", disassemble(ptxas(text)))
         if is_tma:  # the consumers, and the producer, wait each
             loads = names[names.index("UTMALDG") : len(names) - names[::-1].index("UTMALDG")]

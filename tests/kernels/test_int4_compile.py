@@ -118,7 +118,7 @@ def test_registers_that_move_were_there():
 def check(chosen):
     built = INT4.build(chosen)
     assert built.threads == INT4.threads(chosen)
-    ptx, _ = _numba.compile_ptx(built.kernel, built.argtypes, arch="sm_90a", threads=built.threads)
+    ptx, _ = _numba.compile_ptx(built.kernel, built.argtypes, arch="sm_90a", **built.bounds)
     assert problems_with(chosen, ptx, ptxas(ptx)) == []
 
 

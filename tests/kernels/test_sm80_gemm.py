@@ -157,7 +157,7 @@ ARCHS = {"sm_80": "a100", "sm_86": "rtx-3090", "sm_89": "l40s", "sm_90": "h200",
 def compiled_problems(chosen, arch):
     """What is wrong with a compiled plan; empty when nothing is."""
     built = PORTABLE.build(chosen)
-    ptx, _ = _numba.compile_ptx(built.kernel, built.argtypes, arch=arch, threads=built.threads)
+    ptx, _ = _numba.compile_ptx(built.kernel, built.argtypes, arch=arch, **built.bounds)
     body, cubin = re.sub(r"//.*", "", ptx), ptxas(ptx, arch)
     warps = warps_of(chosen)
     tiles = chosen.block_m // (16 * warps[0]) * (chosen.block_n // (8 * warps[1]))

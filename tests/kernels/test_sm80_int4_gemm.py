@@ -163,7 +163,7 @@ def test_plans_that_cannot_be(change, words):
 def compiled_problems(plan, arch):
     """What is wrong with a compiled plan; empty when nothing is."""
     built = rules.build(plan)
-    ptx, _ = _numba.compile_ptx(built.kernel, built.argtypes, arch=arch, threads=built.threads)
+    ptx, _ = _numba.compile_ptx(built.kernel, built.argtypes, arch=arch, **built.bounds)
     body, cubin = re.sub(r"//.*", "", ptx), ptxas(ptx, arch)
     checks = {
         f"{cubin.spill_stores + cubin.spill_loads} bytes spilled": cubin.spill_stores + cubin.spill_loads == 0,

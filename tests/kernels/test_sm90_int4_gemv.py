@@ -204,7 +204,7 @@ def instructions(chosen):
 
 def check(chosen):
     built = INT4_GEMV.build(chosen)
-    ptx, _ = _numba.compile_ptx(built.kernel, built.argtypes, arch="sm_90a", threads=built.threads)
+    ptx, _ = _numba.compile_ptx(built.kernel, built.argtypes, arch="sm_90a", **built.bounds)
     cubin = ptxas(ptx)
     assert not (cubin.spill_stores or cubin.spill_loads or cubin.local_bytes or cubin.warnings), (chosen.name, cubin.log)
     shape, each = instructions(chosen)

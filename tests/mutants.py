@@ -209,7 +209,6 @@ TRIALS = {
         # four columns of D stored together, by one CTA and by two
         Int4Product("float8_e4m3fn_row", "int4_g128", 9, 72, 200, (8, 64, 1, 2, 1), 1, "bfloat16", quads=True),
         Int4Product("bfloat16", "int4_g128", 13, 68, 256, (16, 64, 1, 2, 2), out="float16", with_bias=True, quads=True),
-        Int4Product("float8_e4m3fn_row", "int4_g128", 32, 40, 200, (48, 64, 1, 2, 1)),  # a whole line of tokens' scales
     ],
     PORTABLE_INT4.NAME: [
         Int4Product("bfloat16", "int4_row", 8, 20, 600, (8, 64, 1, 3, 1), kernel=PORTABLE_INT4.NAME),

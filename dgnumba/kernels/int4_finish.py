@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .._numba import device_function
 from ..dtypes import DTYPES
 from ..integers import u32, u64
 from ..layouts.int4.stream import ROWS
-from ..ptx import Registers, activation, convert, memory, prefetch, thread, unrolled
+from ..ptx import Registers, activation, convert, memory, thread, unrolled
 from .int4_spec import Int4Plan
 from .int4_stage import decode_pair_for
 
@@ -133,18 +132,6 @@ def finish_for(plan: Int4Plan) -> Callable[..., Any]:
         steps.finish([(low, high)], [token], row, (w_ptr, records, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, m, n))
 
     return finish
-
-
-TOKENS_OF_A_LINE = 32
-"""Whose scales a line of L2 has."""
-
-
-@device_function
-def ask_for_scales(token_ptr: Any, first: Any, count: Any, tid: Any, m: Any) -> None:
-    """The scales of `count` tokens from `first` on, which are needed at a tile's end, into L2; by the first few threads."""
-    token = first + tid * TOKENS_OF_A_LINE
-    if token < min(first + count, m):
-        prefetch.line(token_ptr + u64(token) * 4)
 
 
 AT_ONCE = 8

@@ -34,7 +34,7 @@ from ..integers import u32, u64
 from ..layouts.descriptors import TensorMap, low_word
 from ..ptx import barrier, convert, fragment, mbarrier, memory, thread, tma
 from .int4_f16_sums import RECORDS_OF_A_SUM, add_sums, f16_stage_for, first_fragments_for
-from .int4_finish import ask_for_scales, store_partial
+from .int4_finish import store_partial
 from .int4_fold import folded_stage_for
 from .int4_halves import halved_stage_for
 from .int4_quads import ends_for
@@ -59,7 +59,7 @@ def build(plan: Int4Plan) -> Built:
     RECORD_BYTES = plan.record.nbytes
     ROW_BYTES = RECORD_BYTES * RECORDS
     BLOCKS = RECORDS * DTYPES[plan.a_dtype].itemsize
-    HAS_SFA, HAS_TOKEN_SCALES, TABLE_WORDS, PDL = plan.has_block_scales, plan.has_token_scales, plan.table_words, plan.pdl
+    HAS_SFA, TABLE_WORDS, PDL = plan.has_block_scales, plan.table_words, plan.pdl
     STAGE_BYTES = W_BYTES + A_BYTES + (BLOCK_M * 4 * RECORDS if HAS_SFA else 0)
     EMPTY_ARRIVALS = empty_arrivals(CONSUMER_WARPS, 1)
     ACC, PAIRS = BLOCK_M // 2, BLOCK_M // 4
@@ -216,8 +216,6 @@ def build(plan: Int4Plan) -> Built:
             write_tables(smem, tid)
         slot = Slot(u32(0), u32(0))
         tile = u32(cuda.blockIdx.x) // SPLIT
-        if HAS_TOKEN_SCALES:
-            ask_for_scales(token_ptr, tile % m_blocks * BLOCK_M, BLOCK_M, tid, m)
         if SPLIT > 1:
             first, last = share(records)
             bits, slot = sum_up(smem, slot, tid, first, last, ratio)

@@ -48,9 +48,9 @@ def resident(block_m, groups=2, num_stages=2, *, held=4, block_k=256, d_dtype="b
     )
 
 
-def skinny(block_m, depth=1, warps=2, *, block_n=16, d_dtype="bfloat16", **more):
+def skinny(block_m, depth=1, warps=2, *, block_n=16, split=1, d_dtype="bfloat16", **more):
     """A plan of the kernel for very few rows."""
-    return GemmPlan(SKINNY.NAME, block_m, block_n, depth, d_dtype=d_dtype, epilogue="registers", warps=warps, **more)
+    return GemmPlan(SKINNY.NAME, block_m, block_n, depth, d_dtype=d_dtype, epilogue="registers", warps=warps, cluster=split, **more)
 
 
 def skinny_rs(block_m, depth=1, groups=1, *, block_n=16, split=1, d_dtype="bfloat16", **more):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cases import DENSE, H200, KERNEL_OF, RESIDENT, SKINNY, SKINNY_RS, SWAPPED, dense_problems
 
@@ -13,10 +14,10 @@ from dgnumba.kernels import KERNELS, GemmPlan
 from dgnumba.plan import choose
 from dgnumba.problem import GemmProblem
 
-REGISTERS = {384: 168, 256: 255, 288: 224, 160: 255, 416: 152, 544: 120} | {
-    32 * warps: min(255, 2048 // warps // 8 * 8) for warps in (1, 2, 4, 16)
-}
-"""Threads a CTA -> registers a thread that 65536 allow, in steps of 8 and 255 at most (one CTA a multiprocessor)."""
+
+def most_registers(threads: int, min_ctas: int = 1) -> int:
+    """Registers a thread that 65536 allow of so many CTAs on a multiprocessor, in steps of 8 as ptxas has them, and 255 at most."""
+    return min(255, 65536 // (threads * min_ctas) // 8 * 8)
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def expected_wgmma(plan: GemmPlan) -> int:
 
 def problems_with(plan: GemmPlan, got: Compiled) -> list[str]:
     """What is wrong with a compiled plan; empty when nothing is."""
-    body = re.sub(r"//.*", "", got.ptx)
+    body, min_ctas = re.sub(r"//.*", "", got.ptx), KERNEL_OF[plan.kernel].min_ctas(plan)
     n = SKINNY_RS.columns(plan) if plan.kernel == SKINNY_RS.NAME else plan.block_n
     n = plan.block_m if plan.kernel in (SWAPPED.NAME, RESIDENT.NAME) else n
     widths = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k32\.f32\.e4m3\.e4m3", body))
@@ -85,7 +86,7 @@ def problems_with(plan: GemmPlan, got: Compiled) -> list[str]:
         f"{got.local_bytes} bytes of local memory": got.local_bytes == 0,
         f"ptxas warns: {got.warnings}": not got.warnings,
         f"{got.smem_bytes} bytes of static shared memory": got.smem_bytes == 0,
-        f"{got.registers} registers for {got.threads} threads": 0 < got.registers <= REGISTERS[got.threads],
+        f"{got.registers} registers for {min_ctas} x {got.threads} threads": 0 < got.registers <= most_registers(got.threads, min_ctas),
         # NVVM may unroll the loop over K of a small tile
         f"{got.wgmma} wgmmas, expected {expected_wgmma(plan)}": got.wgmma
         in {expected_wgmma(plan) * n for n in ((1, 2, 3, 4) if plan.block_m <= 64 or plan.block_n <= 16 else (1,))},
@@ -95,6 +96,7 @@ def problems_with(plan: GemmPlan, got: Compiled) -> list[str]:
         "a call in the PTX": not re.search(r"\bcall\b", body),
         "a local array in the PTX": not re.search(r"\.local\b", body),
         f"entry of {got.threads} threads is not fixed": f".maxntid {got.threads}" in body,
+        f"registers are not bounded for {min_ctas} CTAs": re.search(rf"\.minnctapersm {min_ctas}\b", body),
         "waits for the grids before it, or its rules say so": ("griddepcontrol.wait" in body) == KERNEL_OF[plan.kernel].WAITS,
         f"its plan says pdl={plan.pdl}, the PTX otherwise": ("griddepcontrol.launch_dependents" in body) == plan.pdl,
         "target is not sm_90a": ".target sm_90a" in body,
@@ -110,6 +112,16 @@ def chosen_plans() -> dict[GemmPlan, list[str]]:
     return out
 
 
+def few_rows_plans() -> list[GemmPlan]:
+    """What the kernel for very few rows has for the shapes that between them have all its splits; and each built to let the next grid begin."""
+    shapes = ((576, 7168), (2112, 7168), (4096, 7168), (1024, 4096), (512, 512), (256, 7168), (2048, 2048))
+    out: dict[GemmPlan, None] = {}
+    for m, (n, k), d_dtype in itertools.product((1, 8, 9, 16), shapes, ("bfloat16", "float32")):
+        out.update(dict.fromkeys(SKINNY.candidates(GemmProblem(m, n, k, d_dtype=d_dtype), H200)))
+    more = [replace(plan, pdl=True, weights_first=first) for plan in out if plan.d_dtype == "bfloat16" for first in (False, True)]
+    return [*out, *more]
+
+
 def candidate_plans() -> list[GemmPlan]:
     """Every candidate of every kernel, offered or not, for a few problems that between them allow all tiles, once each."""
     problems = [GemmProblem(m, 4096, 4096, d_dtype=d) for m in (8, 16, 24, 32, 48, 64, 96, 128, 4096) for d in ("bfloat16", "float32")]
@@ -121,4 +133,14 @@ def candidate_plans() -> list[GemmPlan]:
     return list(out)
 
 
-__all__ = ["DENSE", "SWAPPED", "Compiled", "candidate_plans", "chosen_plans", "compile_plan", "problems_with"]
+__all__ = [
+    "DENSE",
+    "SWAPPED",
+    "Compiled",
+    "candidate_plans",
+    "chosen_plans",
+    "compile_plan",
+    "few_rows_plans",
+    "most_registers",
+    "problems_with",
+]

@@ -162,6 +162,10 @@ TRIALS = {
         Product(skinny(8, 1, 2), 3, 16, 128, 132),
         Several(tuple(Product(skinny(8, 4, 1, pdl=True, weights_first=True), 3, 16, 128 * blocks, 132) for blocks in range(1, 8))),
         Product(skinny(8, 1, 2, pdl=True, weights_first=True), 3, 16, 128, 132),
+        # sums that are sent: as many as threads, or twice and four times as many; CTAs without a block of K
+        Product(skinny(8, 1, 2, split=2), 3, 16, 512, 132),
+        Product(skinny(16, 2, 1, block_n=32, split=4, d_dtype="float32"), 9, 40, 640, 132),
+        Product(skinny(8, 1, 1, split=8), 8, 20, 384, 132),
     ],
     SKINNY_RS.NAME: [
         Product(skinny_rs(16, 1, 2, block_n=64), 9, 70, 640, 132),

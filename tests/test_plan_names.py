@@ -1,7 +1,7 @@
 """A plan by its name: every candidate is found by it, and what is no name, or cannot be had, says why."""
 
 import pytest
-from cases import DENSE, H200, RESIDENT, SWAPPED, plan
+from cases import DENSE, H200, RESIDENT, SKINNY, SWAPPED, plan
 
 from dgnumba.device import KNOWN
 from dgnumba.errors import PlanError
@@ -62,6 +62,41 @@ def test_what_stays_of_a_is_of_the_kernel_that_holds_it():
         with pytest.raises(PlanError) as caught:
             named(f"{kernel.NAME} {name}", problem, H200)
         assert words in caught.value.reasons[kernel.NAME]
+
+
+@pytest.mark.parametrize(
+    "name, change, words",
+    [
+        ("16x16x128 s1 c2K registers w4", {"m": 17}, "is for M up to 16, got 17"),
+        ("8x16x128 s1 c2K registers w4", {"m": 9}, "needs BLOCK_M of M at least, got 9"),
+        ("8x16x128 s1 c2K registers w4", {"with_c": True}, "writes bfloat16 or float32, and adds nothing"),
+        ("8x16x128 s1 c2K registers w4", {"d_dtype": "float16"}, "writes bfloat16 or float32, and adds nothing"),
+        ("8x16x128 s1 c2K registers w4", {"k": 1000}, "takes K of a multiple of 128, got 1000"),
+        ("8x16x128 s1 c3K registers w4", {}, "needs a split over (1, 2, 4, 8) CTAs that share no operand"),
+        ("8x16x128 s1 c2A registers w4", {}, "needs a split over (1, 2, 4, 8) CTAs that share no operand"),
+        ("8x16x128 s1 c2K registers w15", {}, "needs (1, 2, 4, 7, 8, 14, 16) warps"),
+        ("8x32x128 s1 c2K registers w14", {}, "needs at most 16 warps, and registers for the blocks on their way"),
+    ],
+)
+def test_a_split_for_very_few_rows_says_what_it_does_not_take(name, change, words):
+    problem = GemmProblem(**({"m": 8, "n": 256, "k": 1024} | change))
+    with pytest.raises(PlanError) as caught:
+        named(f"{SKINNY.NAME} {name}", problem, H200)
+    assert caught.value.reasons == {SKINNY.NAME: words}
+
+
+@pytest.mark.parametrize("m, n, k", [(1, 576, 7168), (8, 2112, 7168), (9, 4096, 7168), (16, 512, 512), (16, 4224, 7168)])
+def test_splits_for_very_few_rows_run_at_one_time(m, n, k):
+    found = SKINNY.candidates(GemmProblem(m, n, k), H200)
+    splits = [p for p in found if p.cluster > 1]
+    assert len(found) - len(splits) == (m <= 8), "without a split, for up to 8 rows"
+    assert splits and all(p.block_m == (8 if m <= 8 else 16) for p in splits)
+    for p in splits:
+        assert named(f"{SKINNY.NAME} {p.name}", GemmProblem(m, n, k), H200).plan == p
+        ctas_each = -(-SKINNY.grid(p, GemmProblem(m, n, k), H200) // H200.num_sms)
+        assert ctas_each <= SKINNY.min_ctas(p) and SKINNY.count_tiles(p, GemmProblem(m, n, k)) <= 4 * H200.clusters_at_once(p.cluster)
+        assert p.warps % 7 or k // 128 % (p.warps * p.cluster) == 0, "7 and 14 warps have as many blocks each"
+    assert [p for p in SKINNY.candidates(GemmProblem(m, 2 * 16 * 132 + 1, k), H200) if p.cluster > 1] == [], "too many tiles"
 
 
 def test_the_kernel_that_holds_a_says_what_it_does_not_take():

@@ -35,6 +35,17 @@ def all_plans(device=H200):
     for n, k, d_dtype in itertools.product((64, 2112, LARGEST), (128, 512, 2048, LARGEST), ("bfloat16", "float32")):
         for name in ("sm90_fp8_gemv_1d2d", "sm90_fp8_gemv_1d2d_rs"):
             out.update(dict.fromkeys(_plans_of(KERNEL_OF[name], GemmProblem(8, n, k, d_dtype=d_dtype), device)))
+    out.update(dict.fromkeys(split_plans(device)))
+    return list(out)
+
+
+def split_plans(device=H200):
+    """Every plan for up to 16 rows whose clusters share a tile's K, of shapes that between them have all numbers of warps and CTAs."""
+    shapes = ((576, 7168), (2112, 7168), (1024, LARGEST), (512, 512), (2048, 2048), (256, 7168))
+    out = {}
+    for m, (n, k), d_dtype in itertools.product((8, 16), shapes, ("bfloat16", "float32")):
+        found = _plans_of(KERNEL_OF["sm90_fp8_gemv_1d2d"], GemmProblem(m, n, k, d_dtype=d_dtype), device)
+        out.update(dict.fromkeys(plan for plan in found if plan.cluster > 1))
     return list(out)
 
 
@@ -68,7 +79,7 @@ class RoundRobin:
         kernel = KERNEL_OF[chosen.kernel]
         m, n, k = extents(rng)
         tries = [(m, n, k), (m % 65, n, k), (m, n // 8 * 8, k), (m, n, k // 128 * 128), (m % 65, n, max(k // 128, 32) * 128)]
-        tries += [(1 + m % 8, n, max(k // blocks // 128, 1) * blocks * 128) for blocks in (1, 4)]
+        tries += [(1 + m % rows, n, max(k // blocks // 128, 1) * blocks * 128) for blocks in (1, 4) for rows in (16, 8)]
         for shape in tries:
             problem = GemmProblem(*shape, d_dtype=chosen.d_dtype)
             if kernel.supports(problem, H200) is None and kernel.refusal(chosen, problem) is None:

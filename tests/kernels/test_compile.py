@@ -10,6 +10,7 @@ from cases import (
     DENSE_EPILOGUES,
     KERNEL_OF,
     RESIDENT,
+    SKINNY,
     SKINNY_RS,
     SWAPPED,
     plan,
@@ -20,7 +21,16 @@ from cases import (
     swapped,
     with_all_stages,
 )
-from compiled_plans import Compiled, candidate_plans, chosen_plans, compile_plan, expected_wgmma, problems_with
+from compiled_plans import (
+    Compiled,
+    candidate_plans,
+    chosen_plans,
+    compile_plan,
+    expected_wgmma,
+    few_rows_plans,
+    most_registers,
+    problems_with,
+)
 
 from dgnumba import _numba
 from dgnumba.assemble import find_ptxas, find_tool, ptxas
@@ -73,6 +83,10 @@ SPREAD = [
     skinny(8, 2, 16),
     skinny(16, 3, 4, d_dtype="float32"),
     skinny(8, 1, 4, block_n=64),
+    # splits, whose registers are bounded by the CTAs that run together
+    skinny(8, 1, 8, split=2, d_dtype="float32"),
+    skinny(8, 2, 4, block_n=32, split=8),
+    skinny(16, 1, 8, split=4),
     skinny_rs(8, 1, 4),
     skinny_rs(16, 3, 2, row_scales=True),  # most registers on their way
     skinny_rs(16, 2, 4, block_n=64, d_dtype="float16", with_c=True),
@@ -83,7 +97,6 @@ SPREAD = [
     with_all_stages(swapped(64, 128, d_dtype="float16", with_c=True, row_scales=True, pdl=True)),
     with_all_stages(swapped(8, 128, split=2, block_k=256, pdl=True)),
     with_all_stages(resident(32, held=12, pdl=True)),
-    skinny(8, 2, 16, pdl=True),
     skinny_rs(16, 3, 2, row_scales=True, pdl=True),
     skinny_rs(8, 1, 2, block_n=32, split=8, pdl=True),
     # and to ask for its first weights before it waits
@@ -91,8 +104,8 @@ SPREAD = [
     with_all_stages(swapped(16, 64, block_k=512, pdl=True, weights_first=True)),
     with_all_stages(resident(24, held=12, pdl=True, weights_first=True)),
     skinny(8, 2, 16, pdl=True, weights_first=True),
+    skinny(16, 2, 4, block_n=32, split=8, pdl=True, weights_first=True),
     skinny_rs(16, 3, 2, row_scales=True, pdl=True, weights_first=True),
-    skinny_rs(16, 2, 4, block_n=64, pdl=True, weights_first=True),
 ]
 
 
@@ -155,7 +168,7 @@ def test_the_check_is_no_rubber_stamp():
     chosen = SPREAD[0]
     body = "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 .f64 div.u64 call .local griddepcontrol.launch_dependents"
     bad = Compiled(256, 8, 16, 4, ("warning",), 256, 3, body)
-    assert len(problems_with(chosen, bad)) == 15
+    assert len(problems_with(chosen, bad)) == 16
     assert expected_wgmma(plan(256, 128)) == 8 and expected_wgmma(plan(64, 160)) == 4 and expected_wgmma(plan(64, 64)) == 16
 
 
@@ -173,6 +186,27 @@ def test_every_chosen_plan_compiles(chosen):
 @pytest.mark.parametrize("chosen", [p for p in candidate_plans() if p not in CHOSEN], ids=name_of)
 def test_every_candidate_compiles(chosen):
     check(chosen)
+
+
+FEW_ROWS = [p for p in few_rows_plans() if p not in CHOSEN]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("chosen", FEW_ROWS, ids=name_of)
+def test_every_plan_for_very_few_rows_compiles(chosen):
+    check(chosen)
+
+
+def test_registers_are_bounded_by_the_ctas_that_are_to_run_together():
+    assert [most_registers(*x) for x in ((128, 1), (384, 1), (256, 4), (512, 2), (64, 18), (224, 2))] == [255, 168, 64, 64, 56, 144]
+    splits = [p for p in FEW_ROWS if p.cluster > 1]
+    assert {(p.block_m, p.num_stages) for p in splits} == {(8, 1), (8, 2), (16, 1), (16, 2)} and len(splits) > 200
+    for chosen in splits:
+        assert SKINNY.min_ctas(chosen) >= 1 and SKINNY.registers(chosen) <= most_registers(SKINNY.threads(chosen), SKINNY.min_ctas(chosen))
+    one = skinny(8, 1, 8, split=4)
+    bad = Compiled(80, 0, 0, 0, (), 256, 0, ".maxntid 256 .minnctapersm 1 .target sm_90a griddepcontrol.wait")
+    assert SKINNY.min_ctas(one) == 4
+    assert problems_with(one, bad) == ["80 registers for 4 x 256 threads", "registers are not bounded for 4 CTAs"]
 
 
 def test_the_chosen_plans_are_those_of_an_h200():

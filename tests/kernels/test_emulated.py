@@ -62,7 +62,7 @@ CASES = [
     (plan(128, 32, rotate=True, overlap=True, epilogue="direct"), 129, 33, 300, 1),
     (swapped(8, 64), 5, 65, 300, 1),  # operands swapped: two tiles of one CTA, K tail
     (swapped(16, 128, split=2, d_dtype="float32"), 16, 130, 400, 132),  # two CTAs add up their halves of K
-    (swapped(24, 64, split=4, block_k=256), 20, 64, 2048, 132),  # two blocks of K a stage
+    (swapped(8, 64, split=8, block_k=256), 5, 40, 2048, 132),  # two blocks of K a stage; half of the CTAs own no register
     (swapped(32, 64, block_k=512), 17, 64, 1024, 1),
     (swapped(64, 64), 70, 66, 130, 1),  # two tiles of tokens
     # all of A stays
@@ -75,6 +75,12 @@ CASES = [
     (skinny(8, 4, 1), 8, 16, 1152, 132),  # one warp, four blocks on their way, nine of them
     (skinny(8, 2, 4, block_n=64, d_dtype="float32"), 1, 70, 256, 132),  # warps side by side, some without a block of K
     (skinny(32, 2, 2), 25, 17, 384, 132),
+    # the warps of a cluster's CTAs share a tile's K, and send their sums
+    (skinny(8, 1, 2, split=2), 1, 40, 384, 132),  # one token; three blocks for four warps; the last tile is half
+    (skinny(8, 2, 1, split=4, d_dtype="float32"), 5, 17, 1152, 132),  # nine blocks over four CTAs, one row in the second tile
+    (skinny(8, 1, 1, split=8), 8, 16, 640, 132),  # three CTAs without a block of K; nothing ragged
+    (skinny(16, 1, 4, block_n=32, split=2, d_dtype="float32"), 9, 50, 896, 132),
+    (skinny(16, 2, 7, split=2, pdl=True, weights_first=True), 16, 20, 1920, 132),  # seven warps
     # weights straight to the registers, and from there into wgmma
     (skinny_rs(8), 5, 50, 1024, 132),  # four blocks of K side by side, two steps, rows past the end
     (skinny_rs(8, 2, 2, d_dtype="float32"), 1, 17, 3072, 132),  # one token; six steps over two warpgroups, two on their way
@@ -203,6 +209,34 @@ FEW_ROWS = [
 ]
 
 
+SPLITS_OF_VERY_FEW_ROWS = [
+    skinny(block_m, depth, warps, block_n=block_n, split=split, d_dtype=d_dtype)
+    for block_m in (8, 16)
+    for block_n in (16, 32)
+    for depth, warps in ((1, 1), (1, 4), (2, 2), (1, 7), (2, 7))
+    for split in (2, 4, 8)
+    for d_dtype in ("bfloat16", "float32")
+]
+
+
+@pytest.mark.full
+def test_random_problems_of_very_few_rows(policy, rng):
+    """Random splits whose sums are sent, on random problems of a tile or two and up to twenty blocks of K, fewer than warps among them."""
+    for _ in range(60):
+        chosen = SPLITS_OF_VERY_FEW_ROWS[rng.integers(len(SPLITS_OF_VERY_FEW_ROWS))]
+        m, n = int(rng.integers(1, chosen.block_m + 1)), int(rng.integers(1, 2 * chosen.block_n + 1))
+        check((chosen, m, n, 128 * int(rng.integers(1, 21)), 132), policy, rng)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "chosen", [swapped(24, 64, split=8), swapped(24, 64, split=4, block_k=256), swapped(48, 64, split=8)], ids=lambda p: p.name
+)
+def test_registers_shared_among_ctas(chosen, policy, rng):
+    """Twelve over eight are two each, and the last two CTAs own none; three each; three each of more CTAs."""
+    check((chosen, chosen.block_m - 5, 40, 2060 if chosen.block_k == 128 else 2048, 132), policy, rng)
+
+
 @pytest.mark.full
 def test_random_problems_of_few_rows(policy, rng):
     """Random plans that feed wgmma from the registers, on random problems of a tile or two and up to nine steps."""
@@ -246,7 +280,14 @@ def test_rows_of_weights_may_lie_more_than_4_gib_apart(chosen, rng):
     assert_bits_equal(d, exact_integer_reference(*case.a, *case.b, "float32"), name)
 
 
-@pytest.mark.parametrize("name", ["sm90_fp8_gemv_1d2d 8x16x128 s1 registers w2", "sm90_fp8_gemv_1d2d_rs 16x64x128 s1 registers w1"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sm90_fp8_gemv_1d2d 8x16x128 s1 registers w2",
+        "sm90_fp8_gemv_1d2d 8x16x128 s1 c2K registers w2",
+        "sm90_fp8_gemv_1d2d_rs 16x64x128 s1 registers w1",
+    ],
+)
 def test_an_order_of_k_of_its_own_stays_within_the_bound(name, rng):
     """The tensor core cuts other sums of 32 than where K is in order."""
     a = quant.per_token_cast_to_fp8(rng.standard_normal((7, 384)).astype(np.float32))

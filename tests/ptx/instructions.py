@@ -25,6 +25,7 @@ FAMILIES = {
         "mma",
         "packed",
         "prefetch",
+        "st_async",
         "thread",
         "tma",
         "transpose",

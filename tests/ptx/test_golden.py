@@ -159,6 +159,7 @@ GOLDEN = {
     "prefetch.load_global_v4_once": rf"ld\.global\.L1::no_allocate\.L2::128B\.v4\.b32 {{{R}, {R}, {R}, {R}}}, \[{RD}\];",
     "prefetch.tensor_2d": rf"cp\.async\.bulk\.prefetch\.tensor\.2d\.L2\.global\.tile \[{RD}, {{{R}, {R}}}\];",
     "prefetch.tensor_3d": rf"cp\.async\.bulk\.prefetch\.tensor\.3d\.L2\.global\.tile \[{RD}, {{{R}, {R}, {R}}}\];",
+    "st_async.store_f32": rf"st\.async\.weak\.shared::cluster\.mbarrier::complete_tx::bytes\.f32 \[{R}\], {F}, \[{R}\];",
     "thread.redux_max": rf"redux\.sync\.max\.u32 {R}, {R}, 0xffffffff;",
     "thread.cluster_ctarank": rf"mov\.u32 {R}, %cluster_ctarank;",
     "thread.griddepcontrol_launch_dependents": r"griddepcontrol\.launch_dependents;",

@@ -22,7 +22,7 @@ MOST_TOKENS, MOST_TOKENS_WHOLE = 16, 8
 """Taken at most; and by plans without a split: with more, the conversions to float16, which is what mma.sync multiplies, take longer than memory
 where all multiprocessors are busy (M = 16: 36 us in the place of 31 for 7168x16384; H200, 2026-11-29, bench/NOTES.md)."""
 
-FEWEST_TOKENS = 4
+MOST_TOKENS_IN_TURNS = 4
 """Of a plan without a split at most, unless its warps ask for all their blocks of K at once: what a warp does between makes others faster with more
 tokens (7168x2048 at M = 8 6.1 us for 5.8, 7168x16384 30.5 for 29.9; H200, 2026-11-30, bench/NOTES.md)."""
 
@@ -111,7 +111,7 @@ def _whole(problem: GemmProblem, device: Device) -> list[GemmPlan]:
     wanted = blocks if blocks == 2 * wanted <= 8 else wanted
     warps = min(wanted, 16, 1 << (max(blocks, 1).bit_length() - 1))
     plan = _plan(problem, BLOCK_NS[0], max(1, min(wanted // warps, 2, blocks // warps)), warps)
-    if problem.m > FEWEST_TOKENS and blocks > warps * plan.num_stages:
+    if problem.m > MOST_TOKENS_IN_TURNS and blocks > warps * plan.num_stages:
         return []
     return [plan] if refusal(plan, problem) is None else []
 

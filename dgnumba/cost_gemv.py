@@ -7,7 +7,7 @@ tokens   what all warps of a multiprocessor do for columns of products, and for 
 memory   operands and output; more loads on their way than memory needs are in each other's way
 
 ``python bench/fit_cost.py`` fits the constants to bench/results/tune_gemv_h200.json with this very code, to the plans that are offered. Near the best
-the error (root mean square) is 3.9 % over 21 times of the first kernel's plans without a split and 371 with one, and 4.2 % over 132 of the second's;
+the error (root mean square) is 3.9 % over 21 times of the first kernel's plans without a split and 249 with one, and 4.3 % over 65 of the second's;
 two runs' times of one plan differ by 3 % in the mean.
 """
 

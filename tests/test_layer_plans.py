@@ -72,7 +72,8 @@ LOSSES = {
     "4096x7168": 0.062,
     "7168x2048": 0.018,
 }
-"""What five cost, by the model, in the mean over numbers of tokens spread evenly over octaves. 576x7168 needs splits of many widths; of 7168x2048
+"""What five cost, by the model, in the mean over numbers of tokens spread evenly over octaves. Of 576x7168 the best
+plans for few tokens, splits over clusters, are for few numbers of tokens each; of 7168x2048
 the plan for the fewest tokens is for 4 of them at most."""
 
 

@@ -50,7 +50,7 @@ STARTS: dict[str, AnyConstants] = {
     SWAPPED: replace(CONSTANTS[DENSE], peer_block=0.0, store=0.0, store_again=0.0, store_direct=0.06, ragged=0.0, ragged_row=0.0, row_copies=0.0),
     # As the swapped one, but for its store, which is as the dense kernel's.
     RESIDENT: replace(CONSTANTS[DENSE], peer_block=0.0, store_again=0.0, store_direct=0.0, ragged=0.0, ragged_row=0.0, row_copies=0.0),
-    # One warp's load after another, and no more than the datasheet's bandwidth.
+    # One warp's load after another, and no more than the datasheet's bandwidth; of a split the latter is free (`cost_gemv.CONSTANTS`).
     STREAMED: cost_gemv.Constants(2.0, 0.02, 0.0, 0.0, 0.0, 0.5, 0.0, 0.02, 0.0, 0.0, 0.0, 0.0, 1.0, 1.5),
     STREAMED_SPLIT: cost_gemv.Constants(2.0, 0.02, 0.02, 0.1, 0.4, 0.1, 0.0, 0.002, 0.001, 0.01, 0.1, 0.0, 1.0, 1.5),
     STREAMED_RS: cost_gemv.Constants(2.0, 0.02, 0.05, 0.685, 0.4, 0.1, 1.0, 0.002, 0.001, 0.0, 0.1, 0.1, 1.0, 2.0),
@@ -151,8 +151,8 @@ def read(paths: Iterable[Path] = RESULTS) -> list[Measured]:
             key = plan, *shape, runs[row["run"]]["is_dirty"]
             times.setdefault(key, {})[row["run"]] = row["us"] / pace[row["run"], shape]
     found = []
-    for kernel in dict.fromkeys(cost_gemv.sort_of(plan) for plan, *_ in times):
-        keys = [key for key in times if cost_gemv.sort_of(key[0]) == kernel]
+    for kernel in dict.fromkeys(cost_gemv.model_of(plan) for plan, *_ in times):
+        keys = [key for key in times if cost_gemv.model_of(key[0]) == kernel]
         plans, m, n, k, is_dirty = zip(*keys)
         us = np.array([_usual(times[key], superseded) for key in keys])
         shapes = np.array([m, n, k]).T

@@ -268,8 +268,8 @@ def is_priced_together(kernel: str) -> bool:
 
 
 def _streamed(plan: GemmPlan, problem: GemmProblem, device: Device) -> Estimate:
-    total, latency, memory, launch = cost_gemv.parts(plan, problem, device)
-    return Estimate(total, 0.0, 0.0, 0.0, latency, 0.0, 0.0, memory, launch)
+    total, latency, tokens, memory, launch = cost_gemv.parts(plan, problem, device)
+    return Estimate(total, 0.0, 0.0, 0.0, latency, 0.0, tokens, memory, launch)
 
 
 def _portable(plan: GemmPlan, problem: GemmProblem, device: Device) -> Estimate:

@@ -82,7 +82,8 @@ CONSTANTS = {
         token=0.00217, column=0.00495, port=0.0, sum=0.319, crowd=0.0764, share=0.964, exponent=2.08,
     ),
 }  # fmt: skip
-"""By kernel. Of plans that are not offered come `idle` of the first, and `meeting` of the second."""
+"""By sort of plans. A split's `share` is no bandwidth: what overlaps is added up there (exponent 1), at the price of the part that does not.
+`meeting` of the last is of plans that are not offered."""
 
 
 class Work(NamedTuple):
@@ -120,7 +121,7 @@ class Work(NamedTuple):
     memory_rate: Any
 
 
-def sort_of(plan: GemmPlan) -> str:
+def model_of(plan: GemmPlan) -> str:
     """Whose constants a plan's price takes: one of `NAMES`."""
     return SPLIT if plan.kernel == gemv.NAME and plan.cluster > 1 else plan.kernel
 
@@ -148,18 +149,18 @@ def work_of(plan: GemmPlan, problem: GemmProblem, device: Device) -> Work:
     )  # fmt: skip
 
 
-def price(w: Work, c: Constants) -> tuple[Any, Any, Any, Any]:
-    """The model: total, latency, memory and launch."""
+def price(w: Work, c: Constants) -> tuple[Any, Any, Any, Any, Any]:
+    """The model: total, latency, tokens, memory and launch."""
     latency = (c.arrival * w.batches + (c.step + c.token * w.tokens * w.share) * w.blocks) * (w.rounds + c.idle * w.lacks)
     tokens = c.column * w.steps + c.port * w.loaded + c.sum * w.sums
     memory = w.moved / (c.share * w.memory_rate) * (1 + c.crowd * w.crowd)
     launch = c.launch + c.row * w.tokens + c.gather * w.warps + c.meeting * w.doublings
-    return launch + (latency**c.exponent + memory**c.exponent + tokens**c.exponent) ** (1 / c.exponent), latency, memory, launch
+    return launch + (latency**c.exponent + memory**c.exponent + tokens**c.exponent) ** (1 / c.exponent), latency, tokens, memory, launch
 
 
-def parts(plan: GemmPlan, problem: GemmProblem, device: Device) -> tuple[float, float, float, float]:
-    """Total, latency, memory and launch of a plan."""
-    return price(work_of(plan, problem, device), CONSTANTS[sort_of(plan)])
+def parts(plan: GemmPlan, problem: GemmProblem, device: Device) -> tuple[float, float, float, float, float]:
+    """Total, latency, tokens, memory and launch of a plan."""
+    return price(work_of(plan, problem, device), CONSTANTS[model_of(plan)])
 
 
-__all__ = ["CONSTANTS", "NAMES", "Constants", "Work", "parts", "price", "work_of"]
+__all__ = ["CONSTANTS", "NAMES", "SPLIT", "Constants", "Work", "model_of", "parts", "price", "work_of"]

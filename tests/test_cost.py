@@ -164,7 +164,7 @@ def test_of_plans_that_took_turns_one_near_the_best_is_chosen():
         if problem.m <= 32:
             chosen, fastest = choose(problem, H200).plan, min(times, key=times.get)
             losses[problem] = times[chosen] / times[fastest]
-            kernels.add((cost_gemv.sort_of(chosen), fastest == chosen))
+            kernels.add((cost_gemv.model_of(chosen), fastest == chosen))
     assert len(losses) == 52 and {problem.m for problem in losses} == {1, 4, 8, 12, 16, 32}
     assert fit_cost.share_within(losses.values()) >= GOOD_SHARE
     assert max(losses.values()) < 1.055
@@ -215,6 +215,15 @@ def test_what_was_held_out_is_picked_well(columns):
     assert fit_cost.share_within(found.values()) >= GOOD_SHARE
 
 
+def best_times(kernels):
+    """Each shape's least time by any of the kernels."""
+    best = {}
+    for data in kernels:
+        for shape, us in zip(map(tuple, data.shapes.tolist()), data.us.tolist()):
+            best[shape] = min(us, best.get(shape, us))
+    return best
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_each_half_of_the_shapes_tells_the_other(seed):
     shapes = np.unique(np.concatenate([DENSE.shapes, SWAPPED.shapes]), axis=0)
@@ -223,7 +232,11 @@ def test_each_half_of_the_shapes_tells_the_other(seed):
     found = fit_cost.losses((data.where(held), fit_cost.fit(data.where(~held))) for data, held in masks)
     found |= fit_cost.losses((data.where(~held), fit_cost.fit(data.where(held))) for data, held in masks)
     assert len(found) == 102
-    assert fit_cost.share_within(found.values()) >= GOOD_SHARE
+    # of how these two rank where another kernel is chosen nothing follows
+    best, of_both = best_times(MEASURED.values()), best_times((DENSE, SWAPPED))
+    needed = [loss for shape, loss in found.items() if of_both[shape] <= fit_cost.WITHIN * best[shape]]
+    assert len(needed) == 73
+    assert fit_cost.share_within(needed) >= GOOD_SHARE
 
 
 @pytest.mark.parametrize(

@@ -162,21 +162,10 @@ def warps_sum_for(warps: int, sums_bytes: int) -> Any:
     return sum_of
 
 
-def add_up_for(plan: GemmPlan, num_threads: int, mapped: SmemMap) -> tuple[Any, Any]:
-    """The device functions `begin(smem)` and `add_up(smem, out, rank, m, n, n_idx)`, for a kernel's begin and end: a tile's sums added, and stored.
-
-    In region "partial" are the sums of all warps, `store_partial`'s: those that share a tile's first 16 rows, then those of the next; a barrier of
-    the CTA lies behind them. They are added in the warps' order. The CTAs of a cluster share the tile too, and each owns a part of it: who has a sum
-    sends it to the owner (st.async), to a place of the sender's own in region "sums", and the owner adds by rank. So nobody waits for a peer but for
-    its sums, and nobody has to stay until a peer has read. `begin` makes the owner's barrier, for the bytes that will come; that all have made theirs
-    is what the cluster's barrier tells, which they arrive at there, and wait for here, long after.
-    """
-    BLOCK_M, WARPS, SPLIT, WITH_C = plan.block_m, plan.warps, plan.cluster, plan.with_c
-    OUTPUTS, SUMS_BYTES = plan.block_n * plan.block_m, 64 * plan.block_m
-    PART, PARTIAL = OUTPUTS // SPLIT, mapped["partial"].offset
-    SUMS, BAR = (mapped["sums"].offset, mapped["bar"].offset) if SPLIT > 1 else (0, 0)
-    store_one, ELEMENT = STORES[plan.d_dtype]
-    load_addend, sum_of, sum_of_ranks = load_element_for(plan.d_dtype), warps_sum_for(WARPS, SUMS_BYTES), warps_sum_for(SPLIT, PART * 4)
+def begin_for(plan: GemmPlan, mapped: SmemMap) -> Any:
+    """The device function `begin(smem)`, for a kernel's begin: of a split the barrier that counts what peers send, and the news that it stands."""
+    OUTPUTS, SPLIT = plan.block_n * plan.block_m, plan.cluster
+    BAR = mapped["bar"].offset if SPLIT > 1 else 0
 
     @device_function
     def begin(smem):  # type: ignore[no-untyped-def]
@@ -185,7 +174,28 @@ def add_up_for(plan: GemmPlan, num_threads: int, mapped: SmemMap) -> tuple[Any, 
                 mbarrier.init(smem + BAR, 1)
                 barrier.fence_mbarrier_init()
                 mbarrier.arrive_expect_tx(smem + BAR, OUTPUTS * 4)
+            # NOTE: this thread's own arrival, a release, publishes the barrier, bytes expected included: both stand before it. It is not
+            # `.aligned`: the others of its warp need not have waited for it.
             barrier.cluster_arrive()
+
+    return begin
+
+
+def add_up_for(plan: GemmPlan, num_threads: int, mapped: SmemMap) -> Any:
+    """The device function `add_up(smem, out, rank, m, n, n_idx)`, for a kernel's end: a tile's sums added, and stored.
+
+    In region "partial" are the sums of all warps, `store_partial`'s: those that share a tile's first 16 rows, then those of the next; a barrier of
+    the CTA lies behind them. They are added in the warps' order. The CTAs of a cluster share the tile too, and each owns a part of it: who has a sum
+    sends it to the owner (st.async), to a place of the sender's own in region "sums", and the owner adds by rank. So nobody waits for a peer but for
+    its sums, and nobody has to stay until a peer has read. Before it sends, a CTA waits at the cluster's barrier, where `begin_for`'s arrived: by
+    then every owner's barrier stands.
+    """
+    BLOCK_M, WARPS, SPLIT, WITH_C = plan.block_m, plan.warps, plan.cluster, plan.with_c
+    OUTPUTS, SUMS_BYTES = plan.block_n * plan.block_m, 64 * plan.block_m
+    PART, PARTIAL = OUTPUTS // SPLIT, mapped["partial"].offset
+    SUMS, BAR = (mapped["sums"].offset, mapped["bar"].offset) if SPLIT > 1 else (0, 0)
+    store_one, ELEMENT = STORES[plan.d_dtype]
+    load_addend, sum_of, sum_of_ranks = load_element_for(plan.d_dtype), warps_sum_for(WARPS, SUMS_BYTES), warps_sum_for(SPLIT, PART * 4)
 
     @device_function
     def sum_here(smem, i):  # type: ignore[no-untyped-def]
@@ -220,4 +230,4 @@ def add_up_for(plan: GemmPlan, num_threads: int, mapped: SmemMap) -> tuple[Any, 
             store_one(is_inside, out.d_ptr + u64(token) * out.d_pitch + u64(row) * ELEMENT, total)
             i += num_threads
 
-    return begin, add_up
+    return add_up

@@ -42,6 +42,7 @@ RULES: tuple[Rule, ...] = (
     (f"{MIN_STAGES} to {MAX_STAGES} stages", lambda plan, _: MIN_STAGES <= plan.num_stages <= MAX_STAGES),
     ("no scales folded into weights", lambda plan, _: not plan.fold),
     ("no sums in float16", lambda plan, _: not plan.f16_sums),
+    ("no stores of four columns", lambda plan, _: not plan.quads),
     ("FP8 operands, to widen them", lambda plan, _: plan.a_dtype == "float8_e4m3fn" or not plan.widen),
     (
         "accumulators of all groups of a record in the registers",

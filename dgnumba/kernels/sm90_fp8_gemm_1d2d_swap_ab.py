@@ -262,7 +262,7 @@ def build(plan: GemmPlan) -> Built:
 
     @device_function
     def owned(rank):  # type: ignore[no-untyped-def]
-        """Registers of a thread that CTA `rank` of the cluster adds up: all but the last few have as many."""
+        """Registers of a thread that CTA `rank` of the cluster adds up: SHARE; of the last CTAs fewer, or none (8 tokens over 8 CTAs: 4 to 7)."""
         return min(rank * SHARE + SHARE, u32(ACC)) - min(rank * SHARE, u32(ACC))
 
     @device_function
@@ -332,7 +332,7 @@ def build(plan: GemmPlan) -> Built:
                     mbarrier.init(smem + MET, 1)
                 barrier.fence_mbarrier_init()
                 if SPLIT > 1:
-                    # what peers send for the registers that this CTA owns, itself among them
+                    # what peers send for the registers that this CTA owns, itself among them; before the arrival that publishes the barrier
                     mbarrier.arrive_expect_tx(smem + MET, owned(thread.cluster_ctarank()) * (SPLIT * CONSUMERS * 4))
             thread.syncwarp()
             if SPLIT > 1:

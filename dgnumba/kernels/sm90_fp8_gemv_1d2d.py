@@ -3,11 +3,13 @@
 Shapes:    as sm90_fp8_gemm_1d2d, K a multiple of 128; a tile is BLOCK_N rows of B (the weights) by BLOCK_M rows of A (the tokens)
 Roles:     every warp the same: it has 16 of the tile's rows, and of K each so many-th block: the warps of all CTAs of a cluster share a tile's K.
            Warps side by side along N read the same tokens at the same time, from L1 all but the first
-Barriers:  one __syncthreads, before the warps' sums are added; of a cluster bar: 1 arrival with the bytes of all sums that are sent here, waited
-           for once
+Barriers:  one __syncthreads, before the warps' sums are added
+           bar  of a cluster: 1 arrival with the bytes of all sums that are sent here, waited for once. Peers know of it by the cluster's barrier,
+                where everyone arrives at the begin, and waits before anything is sent
 Tile:      NUM_STAGES blocks of K are asked for; then, one by one: mma.sync -> total += acc * (SFA of the column * SFB) -> ask for another
 Grid:      behind the wait for the grid before; with `weights_first` the weights and scales of the first blocks are asked for before it
-Budget:    registers on their way: what counts is bytes, and nothing that stands before the first of them: no tensor map, no barrier, no ring
+Budget:    registers on their way: what counts is bytes, and nothing that stands before the first of them: no tensor map, no ring, no wait (a
+           split's barrier is made before, and waited for behind the products)
 Order:     a tile's sums are added in the order of the warps, those of the CTAs of a cluster by rank, so that a result has the same bits every run
 Follows:   nobody; the lanes' layout is that of mma.sync (PTX ISA 9.0, "mma.m16n8k32") with K permuted, see `gemv_parts.load_rows_for`
 
@@ -25,7 +27,16 @@ from .._numba import device_function
 from ..integers import u32, u64
 from ..ptx import Fragment, Imm, Registers, fragment, memory, mma, thread, unrolled
 from .epilogue import Output
-from .gemv_parts import add_up_for, fetch_first_for, load_rows_for, load_scales_for, row_offsets_for, scale_offsets_for, store_partial
+from .gemv_parts import (
+    add_up_for,
+    begin_for,
+    fetch_first_for,
+    load_rows_for,
+    load_scales_for,
+    row_offsets_for,
+    scale_offsets_for,
+    store_partial,
+)
 from .sm90_fp8_gemv_1d2d_rules import min_ctas, smem, threads
 from .spec import Built, GemmPlan
 
@@ -82,7 +93,7 @@ def build(plan: GemmPlan) -> Built:
     weight_offsets, token_offsets, scale_offsets = row_offsets_for(2), row_offsets_for(GROUPS), scale_offsets_for(SCALES)
     multiply, promote = multiply_for(BLOCK_M, plan.a_dtype), fragment.promote_columns
     load_first_weights = load_rows_for(2, is_once=True, is_first=True)
-    begin, add_up = add_up_for(plan, THREADS, MAPPED)
+    begin, add_up = begin_for(plan, MAPPED), add_up_for(plan, THREADS, MAPPED)
 
     @device_function
     def fetch_weights(block, at):  # type: ignore[no-untyped-def]

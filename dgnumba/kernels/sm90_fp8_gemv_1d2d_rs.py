@@ -5,10 +5,10 @@ Roles:     every warp the same: it has 16 of the tile's rows, and each WARPS-th 
            SLICES = 64 / BLOCK_N: rows by blocks of K. Its wgmma multiplies all its rows with the tokens of all its blocks, SLICES times as many
            columns as tokens; a warp keeps those of its own block
 Barriers:  named 1 + group  a warpgroup's threads, each step: its tokens are written
-           one of the CTA, or its cluster, before the warps' sums are added; of a cluster another, before anyone exits
+           one of the CTA, before the warps' sums are added; of a cluster also bar, as sm90_fp8_gemv_1d2d
 Tile:      NUM_STAGES steps are asked for; then, step by step: tokens to shared memory -> ask for another -> 4 wgmma -> wait ->
            total += acc * (SFA of the column * SFB)
-Split:     SPLIT CTAs of a cluster share a tile, each every so many-th step
+Split:     SPLIT CTAs of a cluster share a tile, each every so many-th step; their sums go to who adds them (`gemv_parts.add_up_for`)
 Grid:      as sm90_fp8_gemv_1d2d
 Budget:    registers on their way, as in sm90_fp8_gemv_1d2d; the tensor cores have three times what SLICES = 4 and 16 tokens ask of them
 Order:     K is permuted within 64 (`gemv_parts.load_rows_for`): a lane's 16 bytes are words of two instructions, and tokens are written to
@@ -29,7 +29,7 @@ from ..layouts.descriptors import SmemDescriptor, low_word
 from ..ptx import Fragment, Registers, barrier, fragment, memory, select, thread, unpack, unrolled, wgmma
 from ..ptx.fragment import Held
 from .epilogue import Output
-from .gemv_parts import add_up_for, fetch_first_for, load_rows_for, row_offsets_for, store_partial
+from .gemv_parts import add_up_for, begin_for, fetch_first_for, load_rows_for, row_offsets_for, store_partial
 from .sm90_fp8_gemv_1d2d_rs_rules import columns, slices, smem, threads, warpgroups
 from .spec import Built, GemmPlan
 
@@ -177,7 +177,7 @@ def build(plan: GemmPlan) -> Built:
     weight_offsets, token_offsets = row_offsets_for(2), token_offsets_for(plan)
     load_scales, multiply = fragment.load_token_scales_for(plan.block_m), multiply_for(plan)
     load_first_weights = load_rows_for(2, is_once=True, is_first=True)
-    promote, (begin, add_up) = fragment.promote_columns, add_up_for(plan, THREADS, MAPPED)
+    promote, begin, add_up = fragment.promote_columns, begin_for(plan, MAPPED), add_up_for(plan, THREADS, MAPPED)
 
     @device_function
     def fetch_weights(step, at):  # type: ignore[no-untyped-def]

@@ -23,8 +23,8 @@ MOST_TOKENS, MOST_TOKENS_WHOLE = 16, 8
 where all multiprocessors are busy (M = 16: 36 us in the place of 31 for 7168x16384; H200, 2026-11-29, bench/NOTES.md)."""
 
 MOST_TOKENS_IN_TURNS = 4
-"""Of a plan without a split at most, unless its warps ask for all their blocks of K at once: what a warp does between makes others faster with more
-tokens (7168x2048 at M = 8 6.1 us for 5.8, 7168x16384 30.5 for 29.9; H200, 2026-11-30, bench/NOTES.md)."""
+"""Tokens at most of a plan without a split whose warps ask for their blocks of K in several turns: with more, conversions between the turns make
+other kernels faster (7168x2048 at M = 8 6.1 us for 5.8, 7168x16384 30.5 for 29.9; H200, 2026-11-30, bench/NOTES.md)."""
 
 MOST_BLOCKS, MOST_CTAS, MOST_TILES = 7, 4, 2
 """Of a split that is offered: blocks of K of a warp, CTAs and tiles of 16 rows of a multiprocessor. To launch more clusters takes longer than they
@@ -79,6 +79,9 @@ RULES: tuple[Rule, ...] = (
 )
 """The single statement of the rules, the broadest first."""
 
+
+CTAS_OF_AN_SM = 32
+"""At most (CUDA C++ Programming Guide, compute capability 9.0); ptxas ignores a `.minnctapersm` beyond."""
 
 LEAST_REGISTERS = {(8, 1): 56, (8, 2): 104, (16, 1): 80, (16, 2): 128}
 """Of a thread of CTAs of BLOCK_M tokens with so many stages: with fewer ptxas 13.0 spills. Left alone it takes up to 16 more."""
@@ -150,7 +153,7 @@ def min_ctas(plan: GemmPlan) -> int:
     """CTAs that a multiprocessor is to have registers for: as many as can be, where it is known how few registers will do."""
     if plan.cluster == 1 or (plan.block_m, plan.num_stages) not in LEAST_REGISTERS:
         return 1
-    return max(1, min(65536 // (registers(plan) * threads(plan)), 2048 // threads(plan)))
+    return max(1, min(65536 // (registers(plan) * threads(plan)), 2048 // threads(plan), CTAS_OF_AN_SM))
 
 
 def smem(plan: GemmPlan) -> SmemMap:

@@ -117,7 +117,7 @@ class Work(NamedTuple):
     groups          of a record
     record_bytes    of weights and tokens that one CTA loads for a record of all warpgroups
     rounds          of tiles
-    stored          elements of D of a tile; by fours of columns, which touch half as many places, half of them
+    stored          elements of D of a tile; half as many with `quads`, whose stores touch half as many places
     partial_bytes   of a tile's partial sums in one CTA of a split, or of a tail; 0 without
     is_shared       1 with a split or a tail, else 0
     nbytes, rate    that must move through memory; the data sheet's bytes a microsecond

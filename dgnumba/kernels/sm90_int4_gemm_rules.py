@@ -79,7 +79,8 @@ def fragments_fit(plan: Int4Plan) -> bool:
 def may_store_quads(block_n: int, problem: Int4Problem) -> bool:
     """Whether plans of such tiles may store four columns of D together (`Int4Plan.quads`).
 
-    Four warpgroups have no registers for it; and what is added is read by who holds a sum, not by who stores it.
+    Four warpgroups have no registers for it. C would be read by the lane that holds a sum, two bytes at a time as before; a gate leaves one column of
+    two rows.
     """
     is_plain = problem.d_dtype.name in ("bfloat16", "float16") and not problem.has_gate and not problem.with_c
     return is_plain and block_n <= 128 and problem.n % 4 == 0 and problem.d_has_quads
@@ -129,7 +130,7 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     (
-        "128 rows or fewer, and D of 16 bits, neither gated nor added to, whose {problem.n} columns are fours, at multiples of 8 bytes, for "
+        "a tile of at most 128 rows, D of 16 bits without gate or C, N a multiple of 4, got {problem.n}, and D's rows at multiples of 8 bytes, for "
         "stores of four columns",
         lambda plan, problem: not plan.quads or may_store_quads(plan.block_n, problem),
     ),

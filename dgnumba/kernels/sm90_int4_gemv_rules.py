@@ -46,6 +46,7 @@ RULES: tuple[Rule, ...] = (
     (f"{DEPTHS} stages", lambda plan, _: plan.num_stages in DEPTHS),
     ("no scales folded into weights", lambda plan, _: not plan.fold),
     ("no sums in float16", lambda plan, _: not plan.f16_sums),
+    ("no stores of four columns", lambda plan, _: not plan.quads),
     ("no split, no tail, and nothing to widen", lambda plan, _: plan.cluster == 1 and not plan.widen),
     (
         f"{MOST_SIXTEENFOLD} records a warp at most, whose sums are sixteen times as large, got {{problem.records}} for all",

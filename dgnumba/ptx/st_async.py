@@ -1,6 +1,8 @@
 """st.async: a store into the shared memory of another CTA of the cluster that counts its own bytes at a barrier there.
 
-Nobody meets: the sender goes on, and may end; the receiver waits for its bytes as it waits for those of a copy.
+Nobody meets: the sender goes on, and may end; the receiver waits for its bytes as it waits for those of a copy. That wait (`mbarrier.wait`) acquires
+at CTA scope, as it does for copies by TMA, which other CTAs issue too; `.acquire.cluster` is the same instruction and drops L1 besides, which shared
+memory does not pass (ptxas 13.0, sm_90a, 2026-11-30).
 """
 
 import numpy as np

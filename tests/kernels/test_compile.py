@@ -127,6 +127,15 @@ def test_a_spread_of_plans_compiles(chosen):
     check(chosen)
 
 
+@pytest.mark.parametrize("chosen", [swapped(16, 64), plan(64, 64), skinny(16, 1, 8, split=8), skinny(8, 1, 1, split=2)], ids=name_of)
+def test_a_call_and_an_explanation_compile_for_the_same_bounds(chosen):
+    """Calls ask the rules, which need no Numba; explanations and benchmarks ask what was built: both go into the cache's key."""
+    rules = KERNEL_OF[chosen.kernel]
+    bounds = rules.build(chosen).bounds
+    assert bounds == {"threads": rules.threads(chosen), "min_ctas": rules.min_ctas(chosen)}
+    assert bounds["min_ctas"] <= 32, "a multiprocessor has no more, and ptxas ignores what asks for more"
+
+
 @pytest.mark.skipif(find_tool("nvdisasm") is None, reason="needs nvdisasm")
 @pytest.mark.parametrize(
     "chosen, first",

@@ -140,6 +140,7 @@ def test_it_sums_nothing_in_float16():
     plan = rules.candidates(problem, KNOWN["h200"])[0]
     assert not plan.f16_sums and rules.refusal(plan, problem) is None
     assert rules.refusal(dataclasses.replace(plan, f16_sums=True), problem) == "needs no sums in float16"
+    assert rules.refusal(dataclasses.replace(plan, quads=True), problem) == "needs no stores of four columns"
 
 
 def test_a_gpu_before_sm_80_is_refused():

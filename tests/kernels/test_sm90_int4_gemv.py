@@ -259,6 +259,7 @@ def test_what_it_does_not_take():
         {"group": 32},
         {"fold": True},
         {"f16_sums": True},
+        {"quads": True},
     ):
         with pytest.raises(PlanError, match="cannot be used"):
             validate_int4(dataclasses.replace(plan, **bad), problem, H200)

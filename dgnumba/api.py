@@ -14,6 +14,7 @@ from .device import Device
 from .dtypes import DTYPES
 from .errors import ProblemError
 from .kernels import Built, GemmPlan
+from .kernels.spec import choices_named
 from .layouts.operands import LaidOut, has_readable_rows, lay_out
 from .plan import Choice
 from .prepared import Launched, Planned, prepared, quick, quick_new, remember
@@ -236,7 +237,8 @@ def emulated(operands: Operands, plan: GemmPlan | str | None = None) -> Emulated
     from .emulated import SMS, Emulated
 
     settings = config.current()
-    device = settings.limited(replace(Device.current(), num_sms=SMS))
+    cluster = plan.cluster if isinstance(plan, GemmPlan) else choices_named(plan)["cluster"] if isinstance(plan, str) else 1
+    device = settings.limited(replace(Device.current(), num_sms=max(SMS, cluster)))
     choice = _choose(operands, plan, device, settings, planning.choose)
     return Emulated.of(choice, _lay_out(operands, choice.plan), device)
 

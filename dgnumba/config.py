@@ -55,6 +55,9 @@ def _change(**changes: Any) -> None:
 def set_num_sms(num_sms: int | None) -> None:
     """Use at most so many multiprocessors of a GPU, from the next call on; None: all. A GPU that has fewer gives all it has.
 
+    The kernels for very few rows (`sm90_fp8_gemv_1d2d`, its `_rs`, `sm90_int4_gemv`) are planned for so many, but not held to them: they have a CTA a
+    tile, a few microseconds long, which the hardware deals out to any.
+
     Raises `ProblemError` for less than 1.
     """
     if num_sms is not None and (isinstance(num_sms, bool) or not isinstance(num_sms, int) or num_sms < 1):

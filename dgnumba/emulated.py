@@ -15,7 +15,8 @@ from .plan import Choice
 from .prepared import built as built_kernel
 
 SMS = 2
-"""Multiprocessors of the GPU that the emulator stands for. Planned for few, tiles are large, and so the threads to step few."""
+"""Multiprocessors of the GPU that the emulator stands for, or as many as a cluster of the caller's plan has CTAs. Planned for few, tiles are large,
+and so the threads to step few."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -167,7 +167,9 @@ def validate(plan: GemmPlan, problem: GemmProblem, device: Device, batch_invaria
     if not isinstance(plan, GemmPlan):
         raise PlanError(f"plan: expected a GemmPlan or the name of one, got {type(plan).__name__}")
     kernel = kernel_named(plan.kernel)
-    reason = kernel.supports(problem, device) or _misfit(plan, problem, kernel, device) or kernel.refusal(plan, problem)
+    reason = kernel.supports(problem, device) or _misfit(plan, problem, kernel) or kernel.refusal(plan, problem)
+    if reason is None and plan.cluster > device.num_sms:
+        reason = f"needs {plan.cluster} multiprocessors, {device.name} has {device.num_sms}"
     if reason is None and batch_invariant and not kernel.is_batch_invariant(plan):
         reason = VARIES
     if reason is None:
@@ -179,7 +181,7 @@ def validate(plan: GemmPlan, problem: GemmProblem, device: Device, batch_invaria
     return Choice(plan, kernel, estimate(plan, problem, device), 1, ())
 
 
-def _misfit(plan: GemmPlan, problem: GemmProblem, kernel: KernelSpec, device: Device) -> str | None:
+def _misfit(plan: GemmPlan, problem: GemmProblem, kernel: KernelSpec) -> str | None:
     """What is wrong with a plan whatever its kernel, or None."""
     for operand in "abd":
         planned, given = getattr(plan, f"{operand}_dtype"), getattr(problem, f"{operand}_dtype").name
@@ -197,8 +199,6 @@ def _misfit(plan: GemmPlan, problem: GemmProblem, kernel: KernelSpec, device: De
         return f"keeps nothing of A in shared memory, got {plan.resident} blocks of K"
     if plan.block_k not in kernel.BLOCK_KS:
         return f"takes BLOCK_K of {kernel.BLOCK_KS}, got {plan.block_k}"
-    if plan.cluster > device.num_sms:
-        return f"needs {plan.cluster} multiprocessors, {device.name} has {device.num_sms}"
     if plan.multicast is not None and (plan.band < plan.cluster or plan.band % plan.cluster):
         return f"needs a band of whole clusters, got {plan.band} for clusters of {plan.cluster}"
     return None if plan.band >= 1 else f"needs a band of 1 or more, got {plan.band}"

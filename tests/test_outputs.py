@@ -10,10 +10,11 @@ from cases import H200, KERNEL_OF, expected_of, plan, portable, skinny, skinny_r
 
 import dgnumba
 from dgnumba import api, config, emulated, prepared
+from dgnumba import plan as planning
 from dgnumba.device import Device
 from dgnumba.errors import PlanError, ProblemError
 from dgnumba.layouts.operands import lay_out
-from dgnumba.problem import check_fp8_gemm_nt
+from dgnumba.problem import GemmProblem, check_fp8_gemm_nt
 from dgnumba.quant.reference import exact_integer_reference, gemm_reference
 from dgnumba.testing import assert_bits_equal, exact_problem
 
@@ -289,6 +290,23 @@ def test_plans_keep_to_the_multiprocessors_that_they_may_use(monkeypatch):
     explained = api.explain(*ones(4096, 4096, 128))
     assert explained.choice.kernel.grid(explained.choice.plan, explained.operands.problem, explained.device) <= 64
     assert "of 64 multiprocessors" in str(explained)
+
+
+@pytest.mark.parametrize(
+    "name", ["sm90_fp8_gemv_1d2d 8x16x128 s1 c8K registers w1", "sm90_fp8_gemm_1d2d_swap_ab 8x64x128 s4 c4K registers"]
+)
+def test_the_emulator_runs_a_split_over_more_ctas_than_it_plans_for(name):
+    """A plan as `explain` prints it, of a GPU with more multiprocessors than the emulator stands for, can be stepped."""
+    a, b = ones(5, 17, 1024)
+    assert (api.fp8_gemm_nt(a, b, on="emulator", plan=name).astype(float) == 1024).all()
+    chosen = planning.named(name, GemmProblem(5, 17, 1024), H200).plan
+    assert (api.fp8_gemm_nt(a, b, on="emulator", plan=chosen).astype(float) == 1024).all()
+
+
+@pytest.mark.parametrize("split", [3, 16])
+def test_a_split_that_no_kernel_has_is_refused_for_that(split):
+    with pytest.raises(PlanError, match=r"needs a split over \(1, 2, 4, 8\) CTAs"):
+        api.fp8_gemm_nt(*ones(5, 17, 1024), on="emulator", plan=f"sm90_fp8_gemv_1d2d 8x16x128 s1 c{split}K registers w2")
 
 
 DEPENDENT = [

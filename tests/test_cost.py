@@ -206,7 +206,7 @@ def test_the_fit_finds_the_shipped_constants():
         assert apart.max() < 0.01, "shipped to three digits"
 
 
-@pytest.mark.parametrize("columns", [(1, 2), (0,)], ids=["whole (N, K)", "whole M"])
+@pytest.mark.parametrize("columns", [(1, 2), pytest.param((0,), marks=pytest.mark.full)], ids=["whole (N, K)", "whole M"])
 def test_what_was_held_out_is_picked_well(columns):
     """Of the two kernels that take any N and K. Of all kernels it is 87 % without the shape's (N, K), in which the kernel that holds all of A has two
     pairs only, so that it is told by one: `bench/fit_cost.py --held-out` has the figures."""

@@ -1,6 +1,6 @@
 """Small faults planted in the kernels' source, one at a time: the emulator, its checks or the oracle notice every one that can be noticed.
 
-What notices each is kept in bench/results/mutation.json, which `tests/mutation.py` writes. Here a spread of 100 is run again, each first by
+What notices each is kept in bench/results/mutation.json, which `tests/mutation.py` writes. Here a spread of 70 is run again, each first by
 what noticed it then; `-m full` runs them all.
 """
 
@@ -19,7 +19,7 @@ from mutation_equivalent import EQUIVALENT
 MUTANTS = {str(m): m for m in mutation.mutants()}
 KEPT = json.loads(RESULTS.read_text(encoding="utf-8"))["mutants"]
 KNOWN = [name for name in KEPT if name in MUTANTS and KEPT[name]["by"] != EQUIVALENT_]
-SPREAD = mutation.spread(KNOWN, 100)
+SPREAD = mutation.spread(KNOWN, 70)
 
 
 def first_attempt(name):
@@ -54,7 +54,7 @@ def test_an_equivalent_mutant_is_not_noticed(name):
 
 def test_the_kept_numbers_say_that_all_are_noticed():
     assert Counter(row["by"] for row in KEPT.values())[UNNOTICED] == 0
-    assert len(SPREAD) == 100 and sum(KEPT[name]["by"] == LAB for name in SPREAD) >= 70  # of the others only the result is wrong
+    assert len(SPREAD) == 70 and sum(KEPT[name]["by"] == LAB for name in SPREAD) >= 49  # of the others only the result is wrong
 
 
 def test_every_reason_is_about_a_mutant():

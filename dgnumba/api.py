@@ -237,7 +237,11 @@ def emulated(operands: Operands, plan: GemmPlan | str | None = None) -> Emulated
     from .emulated import SMS, Emulated
 
     settings = config.current()
-    cluster = plan.cluster if isinstance(plan, GemmPlan) else choices_named(plan)["cluster"] if isinstance(plan, str) else 1
+    cluster = 1
+    if isinstance(plan, str):
+        cluster = choices_named(plan)["cluster"]
+    elif isinstance(plan, GemmPlan):
+        cluster = plan.cluster
     device = settings.limited(replace(Device.current(), num_sms=max(SMS, cluster)))
     choice = _choose(operands, plan, device, settings, planning.choose)
     return Emulated.of(choice, _lay_out(operands, choice.plan), device)

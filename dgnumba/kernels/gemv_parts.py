@@ -1,4 +1,4 @@
-"""What the kernels for very few rows share: loads of weights and tokens into registers, K permuted, and the sums of the warps that share a tile."""
+"""What the kernels for few rows share: loads of weights and tokens into registers, K permuted, and the sums of the warps, and CTAs, of a tile."""
 
 from collections.abc import Callable
 from typing import Any
@@ -149,14 +149,14 @@ def fetch_first_for(fetch: Any, fetch_tokens: Any, are_weights_first: bool) -> A
     return fetch_first
 
 
-def warps_sum_for(warps: int, sums_bytes: int) -> Any:
-    """The device function `sum_of(partial)`: a float32 of each of so many warps or CTAs, `sums_bytes` of shared memory apart, added in order."""
+def sum_in_order_for(count: int, pitch: int) -> Any:
+    """The device function `sum_of(address)`: so many float32, of warps or of CTAs, `pitch` bytes of shared memory apart, added in their order."""
 
     @device_function
-    def sum_of(partial):  # type: ignore[no-untyped-def]
-        total = memory.load_shared_f32(partial)
-        for warp in range(1, warps):
-            total = total + memory.load_shared_f32(partial + warp * sums_bytes)
+    def sum_of(address):  # type: ignore[no-untyped-def]
+        total = memory.load_shared_f32(address)
+        for i in range(1, count):
+            total = total + memory.load_shared_f32(address + i * pitch)
         return total
 
     return sum_of
@@ -195,7 +195,11 @@ def add_up_for(plan: GemmPlan, num_threads: int, mapped: SmemMap) -> Any:
     PART, PARTIAL = OUTPUTS // SPLIT, mapped["partial"].offset
     SUMS, BAR = (mapped["sums"].offset, mapped["bar"].offset) if SPLIT > 1 else (0, 0)
     store_one, ELEMENT = STORES[plan.d_dtype]
-    load_addend, sum_of, sum_of_ranks = load_element_for(plan.d_dtype), warps_sum_for(WARPS, SUMS_BYTES), warps_sum_for(SPLIT, PART * 4)
+    load_addend, sum_of, sum_of_ranks = (
+        load_element_for(plan.d_dtype),
+        sum_in_order_for(WARPS, SUMS_BYTES),
+        sum_in_order_for(SPLIT, PART * 4),
+    )
 
     @device_function
     def sum_here(smem, i):  # type: ignore[no-untyped-def]

@@ -105,6 +105,21 @@ class Finish:
                 values[j] = value
             yield values
 
+    def of_ranks(self, partial: Any, places: list[Any]) -> list[Any]:
+        """Bits of the sums of all CTAs of the cluster, added in rank order, that lie `places` bytes behind shared address `partial` in each.
+
+        All are loaded before the first is added to: they come from other multiprocessors, some hundred cycles away.
+        """
+        load = memory.load_cluster_u32 if self.plan.is_whole else memory.load_cluster_f32
+        bases = [thread.mapa(partial, u32(rank)) for rank in range(self.plan.cluster)]
+        loaded = [[load(base + place) for base in bases] for place in places]
+        sums = []
+        for total, *others in loaded:
+            for other in others:
+                total = total + other
+            sums.append(total if self.plan.is_whole else convert.f32_to_bits(total))
+        return sums
+
 
 def finish_for(plan: Int4Plan) -> Callable[..., Any]:
     """The operation `finish(low, high, token, row, ...)`: two sums of one token, of rows `row` and `row` + 8, scaled, added to and stored."""
@@ -176,15 +191,12 @@ def add_some_for(plan: Int4Plan, pitch: int) -> Callable[..., Any]:
 
     `pitch` bytes lie between a thread's partial sums.
     """
-    steps, load = Finish(plan), memory.load_cluster_u32 if plan.is_whole else memory.load_cluster_f32
-    count, sharers = sums_at_once(plan), plan.cluster
+    steps, count, sharers = Finish(plan), sums_at_once(plan), plan.cluster
 
     @unrolled
     def add_some(partial: u32, first: u32, token: u32, row: u32, w_ptr: u64, records: u32, d_ptr: u64, d_pitch: u64, bias_ptr: u64, c_ptr: u64,
                  c_pitch: u64, token_ptr: u64, alpha: u32, m: u32, n: u32) -> None:  # fmt: skip
         """ld.shared::cluster - partial sums of all CTAs of the cluster, added in rank order, finished and stored.
-
-        All are loaded before the first is added to: they come from other multiprocessors, some hundred cycles away.
 
         PTX:       ISA 9.0, "ld", ".shared::cluster"; sm_90+
         Scope:     thread
@@ -196,16 +208,8 @@ def add_some_for(plan: Int4Plan, pitch: int) -> Callable[..., Any]:
         Lanes:     layouts.lanes.wgmma_accumulator
         Emulates:  as `finish`
         """
-        of_ranks = [thread.mapa(partial, u32(rank)) for rank in range(sharers)]
         which = [first + i * sharers for i in range(count)]
-        places = [(i // 2 * 4 + i % 2 + 2 * half) * pitch for i in which for half in (0, 1)]
-        loaded = [[load(base + place) for base in of_ranks] for place in places]
-        sums = []
-        for parts in loaded:
-            total = parts[0]
-            for part in parts[1:]:
-                total = total + part
-            sums.append(total if plan.is_whole else convert.f32_to_bits(total))
+        sums = steps.of_ranks(partial, [(i // 2 * 4 + i % 2 + 2 * half) * pitch for i in which for half in (0, 1)])
         more = (w_ptr, records, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, m, n)
         steps.finish(list(zip(sums[::2], sums[1::2])), [token + (i // 2 * 8 + i % 2) for i in which], row, more)
 

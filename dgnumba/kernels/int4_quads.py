@@ -12,7 +12,7 @@ from typing import Any
 from ..dtypes import DTYPES
 from ..integers import u32, u64
 from ..layouts.lanes import quad_row
-from ..ptx import Registers, convert, memory, thread, transpose, unrolled
+from ..ptx import Registers, convert, thread, transpose, unrolled
 from .int4_finish import Finish, add_some_for, store_tile_for, sums_at_once
 from .int4_spec import Int4Plan
 
@@ -84,8 +84,7 @@ def add_quads_for(plan: Int4Plan, pitch: int) -> Callable[..., Any]:
 
     `pitch` bytes lie between a thread's partial sums.
     """
-    steps, load = Quads(plan), memory.load_cluster_u32 if plan.is_whole else memory.load_cluster_f32
-    count, sharers = groups_at_once(plan), plan.cluster
+    steps, count, sharers = Quads(plan), groups_at_once(plan), plan.cluster
 
     @unrolled
     def add_quads(partial: u32, first: u32, token: u32, row: u32, w_ptr: u64, records: u32, d_ptr: u64, d_pitch: u64, bias_ptr: u64, c_ptr: u64,
@@ -102,15 +101,8 @@ def add_quads_for(plan: Int4Plan, pitch: int) -> Callable[..., Any]:
         Lanes:     layouts.lanes.wgmma_accumulator, layouts.lanes.token_quads
         Emulates:  as `finish`
         """
-        of_ranks = [thread.mapa(partial, u32(rank)) for rank in range(sharers)]
         groups = [first + i * sharers for i in range(count)]
-        loaded = [[load(base + (group * 4 + i) * pitch) for base in of_ranks] for group in groups for i in range(4)]
-        added = []
-        for parts in loaded:
-            total = parts[0]
-            for part in parts[1:]:
-                total = total + part
-            added.append(total if plan.is_whole else convert.f32_to_bits(total))
+        added = steps.of_ranks(partial, [(group * 4 + i) * pitch for group in groups for i in range(4)])
         sums = [(added[4 * (i // 2) + i % 2], added[4 * (i // 2) + i % 2 + 2]) for i in range(2 * count)]
         steps.store(groups, sums, token, row, (w_ptr, records, d_ptr, d_pitch, bias_ptr, c_ptr, c_pitch, token_ptr, alpha, m, n))
 

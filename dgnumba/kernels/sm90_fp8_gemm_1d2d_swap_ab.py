@@ -26,9 +26,10 @@ from numba import cuda
 from .._numba import device_function
 from ..integers import u32, u64
 from ..layouts.descriptors import SmemDescriptor, TensorMap, low_word
-from ..ptx import Fragment, barrier, f32, fragment, mbarrier, memory, st_async, thread, tma, unrolled, wgmma
+from ..ptx import Fragment, barrier, fragment, mbarrier, memory, st_async, thread, tma, unrolled, wgmma
 from ..ptx.addend import add_columns_for, load_element_for
 from .epilogue import STORES, Output
+from .gemv_parts import sum_in_order_for
 from .pipeline import FULL_ARRIVALS, Slot, empty_arrivals, next_slot
 from .sm90_fp8_gemm_1d2d_swap_ab_rules import share_of, smem, threads
 from .spec import Built, GemmPlan
@@ -84,26 +85,6 @@ def _send_for(count: int, ranks: int) -> Callable[..., Any]:
     return send
 
 
-def _add_ranks_for(ranks: int) -> Callable[..., Any]:
-    @unrolled
-    def add_ranks(address: u32, pitch: u32) -> f32:
-        """ld.shared.f32, add.rn.f32 - a number of each CTA of a cluster, added in rank order.
-
-        PTX:       ISA 9.0, "ld"
-        Scope:     thread
-        Args:      address  u32  shared address of CTA 0's
-                   pitch    u32  bytes to the next CTA's
-        Returns:   float32
-        Emulates:  exactly
-        """
-        total, *others = [memory.load_shared_f32(address + pitch * rank) for rank in range(ranks)]
-        for other in others:
-            total = total + other
-        return total
-
-    return add_ranks
-
-
 def build(plan: GemmPlan) -> Built:
     """The kernel `kernel(tmap_a, tmap_b, tmap_sfa, tmap_sfb, d_ptr, c_ptr, d_pitch, c_pitch, m, n, k)` of a plan."""
     BLOCK_M, BLOCK_N, NUM_STAGES, SPLIT = plan.block_m, plan.block_n, plan.num_stages, plan.cluster
@@ -130,7 +111,7 @@ def build(plan: GemmPlan) -> Built:
     promote = fragment.promote_columns
     store_columns = _store_for(plan)
     store_one = STORES[plan.d_dtype][0]
-    send, add_ranks = _send_for(ACC, SPLIT), _add_ranks_for(SPLIT)
+    send, sum_of_ranks = _send_for(ACC, SPLIT), sum_in_order_for(SPLIT, SHARE * CONSUMERS * 4)
     add_columns, load_addend = add_columns_for(plan.d_dtype), load_element_for(plan.d_dtype)
 
     @device_function
@@ -310,7 +291,7 @@ def build(plan: GemmPlan) -> Built:
         if i < end:
             mbarrier.wait(smem + MET, 0)
         while i < end:
-            total = add_ranks(partial, u32(SHARE * CONSUMERS * 4))
+            total = sum_of_ranks(partial)
             to = token + i // 4 * 8 + i % 2
             at = row + i % 4 // 2 * 8
             if WITH_C:

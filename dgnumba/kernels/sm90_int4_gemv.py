@@ -23,7 +23,7 @@ from .._numba import device_function
 from ..dtypes import DTYPES
 from ..integers import u32, u64
 from ..ptx import convert, cp_async, fragment, memory, thread
-from .gemv_parts import warps_sum_for
+from .gemv_parts import sum_in_order_for
 from .int4_finish import finish_for, store_partial
 from .int4_gemv_parts import bits_for, copy_tokens_for, load_for, multiply_for
 from .int4_spec import Int4Plan
@@ -141,7 +141,7 @@ def build(plan: Int4Plan) -> Built:
             total = total + memory.load_shared_u32(partial + warp * SUMS_BYTES)
         return total
 
-    float_sum_of = warps_sum_for(WARPS, SUMS_BYTES)
+    float_sum_of = sum_in_order_for(WARPS, SUMS_BYTES)
 
     @device_function
     def bits_of_sum(partial):  # type: ignore[no-untyped-def]

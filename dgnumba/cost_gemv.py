@@ -70,16 +70,16 @@ class Constants:
 
 CONSTANTS = {
     gemv.NAME: Constants(
-        launch=2.03, row=0.0169, gather=0.0, meeting=0.0, arrival=0.0, step=0.65, idle=0.0,
-        token=0.0132, column=0.0, port=0.0, sum=0.0, crowd=0.0, share=1.0, exponent=1.68,
+        launch=2.06, row=0.0152, gather=0.0, meeting=0.0, arrival=0.0, step=0.641, idle=0.0,
+        token=0.0126, column=0.0, port=0.0, sum=0.0, crowd=0.0, share=1.0, exponent=1.67,
     ),
     SPLIT: Constants(
-        launch=2.18, row=0.013, gather=0.0064, meeting=0.0534, arrival=0.0321, step=0.23, idle=0.0,
-        token=0.00141, column=0.00491, port=0.00178, sum=0.135, crowd=0.0, share=1.4, exponent=1.02,
+        launch=2.17, row=0.0128, gather=0.00697, meeting=0.0563, arrival=0.0348, step=0.244, idle=0.0,
+        token=0.00149, column=0.00491, port=0.00185, sum=0.151, crowd=0.0, share=1.35, exponent=1.06,
     ),
     rs.NAME: Constants(
-        launch=1.87, row=0.03, gather=0.026, meeting=0.685, arrival=0.409, step=0.187, idle=1.0,
-        token=0.00217, column=0.00495, port=0.0, sum=0.319, crowd=0.0764, share=0.964, exponent=2.08,
+        launch=1.8, row=0.0311, gather=0.0316, meeting=0.685, arrival=0.379, step=0.199, idle=1.0,
+        token=0.00221, column=0.00524, port=0.0, sum=0.337, crowd=0.0621, share=0.937, exponent=2.15,
     ),
 }  # fmt: skip
 """By sort of plans. A split's `share` is no bandwidth: what overlaps is added up there (exponent 1), at the price of the part that does not.

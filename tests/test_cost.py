@@ -57,11 +57,11 @@ def test_the_measurements_are_what_the_model_says_it_was_fitted_to():
     assert set(cost_gemv.CONSTANTS) == set(cost_gemv.NAMES) == {SKINNY.NAME, cost_gemv.SPLIT, SKINNY_RS.NAME}
     assert set(MEASURED) - {cost_gemv.SPLIT} == {k.NAME for k in KERNELS} - {"sm80_gemm"}
     assert set(MEASURED) == {*CONSTANTS, *cost_gemv.CONSTANTS}
-    assert (DENSE.us.size, len(np.unique(DENSE.shapes, axis=0))) == (1308, 64)
-    assert (SWAPPED.us.size, len(np.unique(SWAPPED.shapes, axis=0))) == (557, 62)
+    assert (DENSE.us.size, len(np.unique(DENSE.shapes, axis=0))) == (1284, 64)
+    assert (SWAPPED.us.size, len(np.unique(SWAPPED.shapes, axis=0))) == (869, 66)
     assert (HELD.us.size, len(np.unique(HELD.shapes, axis=0))) == (34, 10)
     sizes = [(MEASURED[name].us.size, len(np.unique(MEASURED[name].shapes, axis=0))) for name in cost_gemv.NAMES]
-    assert sizes == [(21, 21), (371, 33), (132, 16)]
+    assert sizes == [(21, 21), (371, 33), (141, 16)]
     for module, data in ((kernel, DENSE), (swapped_kernel, SWAPPED), (RESIDENT, HELD)):
         assert tiles_of(data) == TILES[module.NAME]
         assert not data.work.is_doubted.any()
@@ -87,8 +87,8 @@ def test_the_shipped_constants_pick_well():
     for kernels, shapes in (
         (ALL, 102),
         ([of[kernel.NAME]], 64),
-        (few, 62),
-        ([of[swapped_kernel.NAME]], 62),
+        (few, 66),
+        ([of[swapped_kernel.NAME]], 66),
         (gemv[::2], 21),
         ([of[RESIDENT.NAME]], 10),
     ):
@@ -106,12 +106,12 @@ def error_near_the_best(data, constants):
 
 
 ERRORS = {
-    kernel.NAME: 0.033,
-    swapped_kernel.NAME: 0.038,
-    RESIDENT.NAME: 0.020,
-    SKINNY.NAME: 0.039,
-    cost_gemv.SPLIT: 0.039,
-    SKINNY_RS.NAME: 0.043,
+    kernel.NAME: 0.039,
+    swapped_kernel.NAME: 0.037,
+    RESIDENT.NAME: 0.016,
+    SKINNY.NAME: 0.041,
+    cost_gemv.SPLIT: 0.040,
+    SKINNY_RS.NAME: 0.041,
 }
 """What bench/fit_cost.py reports. Of the kernels for very few rows 3 us are measured in steps of 0.032, and two runs of one plan differ by 3 %."""
 
@@ -152,26 +152,25 @@ def test_of_few_rows_a_measured_plan_near_the_best_is_chosen():
     assert fit_cost.share_within(found) >= GOOD_SHARE
     assert {p.kernel for (m, _, _), p in chosen.items() if 16 < m <= 32} == {swapped_kernel.NAME, RESIDENT.NAME}
     held = {shape for shape, p in chosen.items() if p.kernel == RESIDENT.NAME}
-    assert held == {(m, n, k) for m in (8, 16, 32, 64) for n, k in MANY_TILES} - {(8, 32768, 512)}
+    assert held == {(1, 24576, 1536)} | {(m, n, k) for m in (8, 16, 32, 64) for n, k in MANY_TILES} - {(8, 32768, 512)}
 
 
 def test_of_plans_that_took_turns_one_near_the_best_is_chosen():
-    """Of all kernels for few rows, at 52 shapes: 3 % slower than the fastest at most on 48 of them, 5 % at worst (8x1536x1536), 1 % in the mean.
-    Each of the kernels is chosen; all but the second for very few rows, which is level with others (1 %), also where it is the fastest."""
+    """Of all kernels for few rows, at 52 shapes: 3 % slower than the fastest at most on 50 of them, 7.5 % at worst (4x4096x7168), 0.6 % in the mean.
+    Each of the kernels is chosen where it is the fastest, but for the second for very few rows, which is nowhere that."""
     losses, kernels = {}, set()
-    # a shape's last run has all that is near the fastest
-    for problem, times in (BY_TURNS["rs"] | BY_TURNS["floor"] | BY_TURNS["sums"]).items():
+    # the last run has all that is near the fastest; of what was disturbed in it, another reading
+    for problem, last in BY_TURNS["l2"].items():
+        times = BY_TURNS["l2_first"].get(problem, {}) | last
         if problem.m <= 32:
             chosen, fastest = choose(problem, H200).plan, min(times, key=times.get)
             losses[problem] = times[chosen] / times[fastest]
             kernels.add((cost_gemv.model_of(chosen), fastest == chosen))
     assert len(losses) == 52 and {problem.m for problem in losses} == {1, 4, 8, 12, 16, 32}
     assert fit_cost.share_within(losses.values()) >= GOOD_SHARE
-    assert max(losses.values()) < 1.055
+    assert max(losses.values()) < 1.08
     assert np.exp(np.mean(np.log(list(losses.values())))) < 1.01
-    assert {(name, True) for name in (swapped_kernel.NAME, RESIDENT.NAME, SKINNY.NAME, cost_gemv.SPLIT)} | {
-        (SKINNY_RS.NAME, False)
-    } <= kernels
+    assert {(name, True) for name in (swapped_kernel.NAME, RESIDENT.NAME, SKINNY.NAME, cost_gemv.SPLIT)} <= kernels
 
 
 def test_the_kernels_for_very_few_rows_are_offered_as_measured():
@@ -189,7 +188,9 @@ def test_the_kernels_for_very_few_rows_are_offered_as_measured():
     for problem, times in BY_TURNS["rs"].items():
         offered = SKINNY_RS.candidates(problem, H200)
         # by turns with the others' plans of today, where there are such
-        others = [us for p, us in (times | BY_TURNS["sums"].get(problem, {})).items() if p.kernel != SKINNY_RS.NAME]
+        others = [
+            us for p, us in (times | BY_TURNS["sums"].get(problem, {}) | BY_TURNS["l2"][problem]).items() if p.kernel != SKINNY_RS.NAME
+        ]
         fastest = min((p for p in times if p.kernel == SKINNY_RS.NAME), key=times.get)
         assert set(offered) <= set(times)
         assert fastest in offered or min(others) < 1.02 * times[fastest]
@@ -256,8 +257,10 @@ def test_a_model_that_knows_less_picks_worse(blind):
 
 @pytest.mark.parametrize("blind", [{"peer_tile": 0.0}, {"promotion": 0.0}, {"memory_share": 100.0}], ids=str)
 def test_a_model_of_few_rows_that_knows_less_picks_worse(blind):
-    data, shipped = ALL[1]
-    assert sum(fit_cost.losses([(data, dataclasses.replace(shipped, **blind))]).values()) > sum(fit_cost.losses(ALL[1:2]).values())
+    shipped = CONSTANTS[swapped_kernel.NAME]
+    assert sum(fit_cost.losses([(SWAPPED, dataclasses.replace(shipped, **blind))]).values()) > sum(
+        fit_cost.losses([(SWAPPED, shipped)]).values()
+    )
 
 
 def cost_of(shape, *args, **fields):

@@ -43,6 +43,10 @@ class TensorMapSpec(Protocol):
     def swizzle(self) -> int:
         """0, 32, 64 or 128 bytes."""
 
+    @property
+    def l2_promotion(self) -> int:
+        """0, 64, 128 or 256 bytes."""
+
 
 class EncodedMap:
     """128 encoded bytes at `pointer`, which last as long as this object."""
@@ -81,12 +85,13 @@ class MapEncoder:
         )
         dtype = f"CU_TENSOR_MAP_DATA_TYPE_{as_dtype(spec.dtype).tma}"
         swizzle = "CU_TENSOR_MAP_SWIZZLE_" + (f"{spec.swizzle}B" if spec.swizzle else "NONE")
+        promotion = "CU_TENSOR_MAP_L2_PROMOTION_" + (f"L2_{spec.l2_promotion}B" if spec.l2_promotion else "NONE")
         self._before = (int(getattr(cuda.CUtensorMapDataType, dtype)), rank)
         self._after = (
             *[ctypes.addressof(array) for array in self._arrays],
             int(cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
             int(getattr(cuda.CUtensorMapSwizzle, swizzle)),
-            int(cuda.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B),
+            int(getattr(cuda.CUtensorMapL2promotion, promotion)),
             int(cuda.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
         )
 

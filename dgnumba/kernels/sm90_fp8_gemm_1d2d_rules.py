@@ -8,7 +8,7 @@ from typing import Any
 
 from ..device import Device
 from ..integers import u32, u64
-from ..layouts.descriptors import TensorMap
+from ..layouts.descriptors import L2_PROMOTIONS, TensorMap
 from ..layouts.smem import SmemMap
 from ..layouts.tiles import column_scales
 from ..problem import GemmProblem
@@ -27,6 +27,11 @@ LAUNCHES_DEPENDENTS = False
 WEIGHTS_FIRST = False
 RESIDENT = False
 min_ctas = one_cta
+
+STREAMED, STREAMING_ROWS = 128, 64
+"""L2 promotion of weights that few rows of A meet, and BLOCK_M up to which the dense kernel's count as such. They come from memory once; at 256 bytes
+each line is asked of it twice, as the next 128 of K are on their way too: 7168x16384 30.7 us, at 128 28.8, and a kernel that only reads it 29.5 and
+27.4. Where many tiles ask L2 for the same weights 256 loses nothing, and wins 5 % at K = 512 (H200, 2026-11-30, bench/NOTES.md)."""
 
 
 def supports(problem: GemmProblem, device: Device) -> str | None:
@@ -197,9 +202,10 @@ def bind(plan: GemmPlan, laid: Any) -> tuple[Any, ...]:
     a_rows = plan.block_m // (plan.cluster if plan.multicast == "A" else 1)
     b_rows = plan.block_n // (plan.cluster if plan.multicast == "B" else 1)
     d_box, d_swizzle = panel_box(plan)
+    is_streamed = plan.block_m <= STREAMING_ROWS
     return (
         TensorMap.of(laid.a, (plan.block_k, a_rows), swizzle=128),
-        TensorMap.of(laid.b, (plan.block_k, b_rows), swizzle=128),
+        TensorMap.of(laid.b, (plan.block_k, b_rows), swizzle=128, l2_promotion=STREAMED if is_streamed else L2_PROMOTIONS[-1]),
         *(() if plan.row_scales else (TensorMap.of(laid.sfa.T, (plan.block_m, 1)),)),
         TensorMap.of(laid.sfb, (4, column_scales(plan.block_n))),
         TensorMap.of(laid.d, d_box, swizzle=d_swizzle, dtype=problem.d_dtype.name),

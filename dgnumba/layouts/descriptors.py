@@ -14,6 +14,9 @@ from .swizzle import SWIZZLES
 MAX_BOX = 256
 """A box has at most this many elements along each dimension (CUDA driver API, cuTensorMapEncodeTiled)."""
 
+L2_PROMOTIONS = (0, 64, 128, 256)
+"""Bytes (CUDA driver API, CUtensorMapL2promotion)."""
+
 
 @dataclass(frozen=True)
 class TensorMap:
@@ -25,6 +28,8 @@ class TensorMap:
     box      elements; the innermost row is a multiple of 16 bytes, and not longer than the swizzle
     swizzle  0, 32, 64 or 128: bytes of a swizzled row (`layouts.swizzle`)
     array    the array itself: its memory must outlive the map
+    l2_promotion  0, 64, 128 or 256: the bytes that L2 takes from memory for each part of them that is asked for (CUDA driver API,
+             CUtensorMapL2promotion). No result depends on it
     """
 
     is_tensor_map: ClassVar[bool] = True
@@ -35,6 +40,7 @@ class TensorMap:
     box: tuple[int, ...]
     swizzle: int = 0
     array: Any = None
+    l2_promotion: int = L2_PROMOTIONS[-1]
 
     def __post_init__(self) -> None:
         size = DTYPES[self.dtype].itemsize
@@ -48,6 +54,7 @@ class TensorMap:
             f"box entries from 1 to {MAX_BOX}, got {self.box}": all(1 <= b <= MAX_BOX for b in self.box),
             f"strides that are multiples of 16 bytes, got {self.strides}": all(s % 16 == 0 and 0 <= s < 2**40 for s in self.strides),
             f"a swizzle of {SWIZZLES}, got {self.swizzle}": self.swizzle in SWIZZLES,
+            f"an l2_promotion of {L2_PROMOTIONS}, got {self.l2_promotion}": self.l2_promotion in L2_PROMOTIONS,
             f"box rows of a multiple of 16 bytes, got {row}": row % 16 == 0,
             f"box rows not longer than the swizzle, got {row} bytes for swizzle {self.swizzle}": self.swizzle == 0 or row <= self.swizzle,
         }
@@ -64,7 +71,9 @@ class TensorMap:
         return total
 
     @classmethod
-    def of(cls, array: Any, box: tuple[int, ...], *, swizzle: int = 0, dtype: str | None = None) -> TensorMap:
+    def of(
+        cls, array: Any, box: tuple[int, ...], *, swizzle: int = 0, dtype: str | None = None, l2_promotion: int = L2_PROMOTIONS[-1]
+    ) -> TensorMap:
         """The map of a whole array (NumPy, or CuPy) whose last axis is contiguous; `box` innermost first."""
         name = dtype or str(array.dtype)
         size = DTYPES[name].itemsize
@@ -72,7 +81,8 @@ class TensorMap:
             raise DTypeError(f"tensor map: expected elements of {size} bytes for {name}, got {array.dtype}")
         if array.shape and array.shape[-1] > 1 and array.strides[-1] != size:
             raise ProblemError(f"tensor map: expected a contiguous last axis (stride {size} bytes), got byte strides {list(array.strides)}")
-        return cls(name, tuple(int(s) for s in array.shape[::-1]), tuple(int(s) for s in array.strides[-2::-1]), tuple(box), swizzle, array)
+        dims, strides = tuple(int(s) for s in array.shape[::-1]), tuple(int(s) for s in array.strides[-2::-1])
+        return cls(name, dims, strides, tuple(box), swizzle, array, l2_promotion)
 
 
 _LAYOUT_TYPE = {128: 1, 64: 2, 32: 3}

@@ -1,6 +1,7 @@
 """`dgnumba.driver` against a driver that records: contexts, loading, tensor maps, launches."""
 
 import ctypes
+import dataclasses
 import random
 import struct
 import subprocess
@@ -145,6 +146,12 @@ def test_a_tensor_map_says_to_the_driver_what_it_says(fake_driver):
 def test_element_types_go_by_the_drivers_numbers(fake_driver, dtype, number):
     MapEncoder(TensorMap(dtype, (64,), (), (16,), 0))(16)
     assert (fake_driver.maps[0].dtype, fake_driver.maps[0].modes[1]) == (number, 0)
+
+
+@pytest.mark.parametrize("nbytes, number", [(0, 0), (64, 1), (128, 2), (256, 3)])
+def test_l2_promotions_go_by_the_drivers_numbers(fake_driver, nbytes, number):
+    MapEncoder(dataclasses.replace(SPEC, l2_promotion=nbytes))(16)
+    assert fake_driver.maps[0].modes == (0, 3, number, 0)
 
 
 def test_a_tensor_map_is_encoded_once_for_an_address(fake_driver):

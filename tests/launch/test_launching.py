@@ -69,6 +69,13 @@ def test_tensor_maps_and_arrays_keep_their_order(compiler, fake_cupy, fake_drive
     assert values[9] == struct.pack("<I", 7)
 
 
+def test_maps_that_differ_in_their_l2_promotion_are_two(compiler, fake_cupy, fake_driver):
+    compiler.takes("b8[128]", "b8[128]")
+    array = fake_cupy.ndarray(0x1000, (64, 128), np.uint8)
+    launch.launch(kernel, 1, 32, [launch.tensor_map(array, (128, 64), l2_promotion=nbytes) for nbytes in (256, 128)])
+    assert [asked.modes[2] for asked in fake_driver.maps] == [3, 2]
+
+
 def test_grid_block_cluster_and_smem_arrive(compiler, fake_cupy, fake_driver):
     array = fake_cupy.ndarray(0x1000, (6,))
     launch.launch(kernel, (4, 3), (32, 2, 2), [array], smem=200000, cluster=2, pdl=True)

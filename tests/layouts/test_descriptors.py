@@ -71,6 +71,7 @@ def test_what_is_taken():
         ({"strides": (-256,)}, "strides that are multiples of 16 bytes, got (-256,)"),
         ({"strides": (2**40,)}, "strides that are multiples of 16 bytes"),
         ({"swizzle": 16}, "a swizzle of (0, 32, 64, 128), got 16"),
+        ({"l2_promotion": 512}, "an l2_promotion of (0, 64, 128, 256), got 512"),
         ({"box": (120, 8), "swizzle": 0}, "box rows of a multiple of 16 bytes, got 120"),
         ({"box": (144, 8)}, "box rows not longer than the swizzle, got 144 bytes for swizzle 128"),
         ({"dtype": "float32", "box": (64, 8)}, "box rows not longer than the swizzle, got 256 bytes"),

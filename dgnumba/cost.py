@@ -45,16 +45,11 @@ DEPTH = 128
 """K of a block: promotion and scales come once for each."""
 
 STREAMED = 1.05
-"""How much faster memory gives weights whose L2 promotion is 128: 7 % where a kernel only reads 7168x16384 by TMA, less where weights are shorter
-(bench/NOTES.md)."""
+"""How much faster memory gives weights whose L2 promotion is 128 (7 % where a kernel only reads 7168x16384 by TMA; bench/NOTES.md)."""
 
 _NS = {
-    16: (32, 64, 96, 128),
-    32: (64, 112),
-    64: (16, 32, 48, 64, 96, 112, 128, 192),
-    128: (64, 96, 112, 128, 144, 160, 176, 192),
-    256: (64, 96, 128),
-}
+    16: (32, 64, 96, 128), 32: (64, 112), 64: (16, 32, 48, 64, 96, 112, 128, 192), 128: (64, 96, 112, 128, 144, 160, 176, 192), 256: (64, 96, 128),
+}  # fmt: skip
 TILES: dict[str, frozenset[tuple[int, int, str | None, bool]]] = {
     "sm90_fp8_gemm_1d2d": frozenset(
         [(256, 128, None, True), (256, 128, "A", True), *((m, n, None, False) for m, ns in _NS.items() for n in ns)]

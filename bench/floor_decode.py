@@ -5,8 +5,8 @@
 All in one run, in turns, L2 flushed by reading before each call, kernel time by CUPTI, as `bench_gemm` has it. A row: m, n, k, us (ours, by the
 plan that is chosen), plan, rivals {name: us}, others {plan: us}, plain {kernel: us}, bits_equal {plan: against DeepGEMM, as bits}. `others` are
 what ``--also``, {"MxNxK": [names of plans]}, has for the problem; a problem of its that is not asked for is measured at the end. Plain kernels
-(`kernels.sm90_floors`): loads of 16 bytes by threads, bulk copies and TMA through a ring in shared memory, in several launch shapes each; they read
-N * K bytes once and write M * N * 2, but no token and no scale.
+(`kernels.sm90_floors`): loads of 16 bytes by threads, bulk copies and TMA (an L2 promotion of 128 and of 256) through a ring in shared memory, in
+several launch shapes each; they read N * K bytes once and write M * N * 2, but no token and no scale.
 The summary says what the geometric mean by the better rival is, and what it would be at the fastest plain kernel: no product gets further.
 """
 
@@ -76,10 +76,14 @@ def plain_calls(n: int, k: int, m: int, b: Any, kernels: dict[Any, Kernel], num_
         if b.nbytes % ring.chunk_bytes or (ring.blocks and (k % (128 * ring.blocks) or n % floors.ROWS)):
             continue
         chunks = b.nbytes // ring.chunk_bytes
-        source = TensorMap("uint8", (128, n, k // 128), (k, 128), (128, floors.ROWS, ring.blocks), 128, b) if ring.blocks else b
-        args = source, d, u32(chunks), u32(across), u32(stores), u32(-(-stores // (chunks * ring.threads)))
-        name = f"{'tma' if ring.blocks else 'bulk'} {ring.chunk_bytes // KB} KB x {ring.slots} x {ctas}"
-        calls[name] = _call(kernels[ring], min(chunks, ctas * num_sms), ring.threads, args, ring.smem_bytes)
+        name = f"{ring.chunk_bytes // KB} KB x {ring.slots} x {ctas}"
+        sources: dict[str, Any] = {f"bulk {name}": b}
+        if ring.blocks:
+            dims, strides, box = (128, n, k // 128), (k, 128), (128, floors.ROWS, ring.blocks)
+            sources = {f"tma {name}, L2 {nbytes}": TensorMap("uint8", dims, strides, box, 128, b, nbytes) for nbytes in (128, 256)}
+        for label, source in sources.items():
+            args = source, d, u32(chunks), u32(across), u32(stores), u32(-(-stores // (chunks * ring.threads)))
+            calls[label] = _call(kernels[ring], min(chunks, ctas * num_sms), ring.threads, args, ring.smem_bytes)
     return calls
 
 

@@ -262,8 +262,7 @@ class Explanation:
 
     def __str__(self) -> str:
         p, plan, est = self.operands.problem, self.choice.plan, self.choice.estimate
-        tiles = self.choice.kernel.count_tiles(plan, p)
-        slots = self.device.num_sms // plan.cluster * plan.cluster
+        tiles, waves = self.choice.kernel.count_tiles(plan, p), planning.waves(plan, p, self.device)
         lines = [
             f"operands   a {p.a_dtype} [{p.m}, {p.k}], {_scales(p.gran_a)}; b {p.b_dtype} [{p.n}, {p.k}], {_scales(p.gran_b)}; "
             f"d {p.d_dtype} [{p.m}, {p.n}]",
@@ -273,7 +272,7 @@ class Explanation:
             + _shared(plan) + "widened to float16, " * plan.widen + "row-major scales, " * plan.row_scales
             + f"{plan.epilogue} epilogue; plan={plan.name!r}",
             *_early(self.launched),
-            f"why        {tiles} tiles on {slots} of {self.device.num_sms} multiprocessors ({self.device.name}): {-(-tiles // slots)} waves; "
+            f"why        {tiles} tiles on {self.device.num_sms} multiprocessors ({self.device.name}): {waves:.2f} waves; "
             f"{est.total:.1f} us expected, bound by {est.bound} (tensor {est.tensor:.1f}, loads {est.load:.1f}, L2 {est.l2:.1f}, "
             f"memory {est.memory:.1f}, epilogues {est.epilogue:.1f}, launch {est.launch:.1f})",
             "           " + self._against(),

@@ -126,13 +126,25 @@ def model_of(plan: GemmPlan) -> str:
     return SPLIT if plan.kernel == gemv.NAME and plan.cluster > 1 else plan.kernel
 
 
+def _rules_of(plan: GemmPlan) -> Any:
+    return rs if plan.kernel == rs.NAME else gemv
+
+
+def ctas_of_an_sm(plan: GemmPlan) -> int:
+    """CTAs of a plan that a multiprocessor runs at one time, by registers, threads and shared memory."""
+    rules = _rules_of(plan)
+    threads: int = rules.threads(plan)
+    by_registers: int = 65536 // (rules.registers(plan) * threads)
+    by_smem: int = SMEM_PER_SM // (rules.smem(plan).launch_bytes + 1024)
+    return max(1, min(by_registers, 64 * 32 // threads, by_smem))
+
+
 def work_of(plan: GemmPlan, problem: GemmProblem, device: Device) -> Work:
     """What a plan does, counted."""
-    rules = rs if plan.kernel == rs.NAME else gemv
+    rules = _rules_of(plan)
     threads, stages = rules.threads(plan), max(1, plan.num_stages)
     warpgroups, columns = threads / 128, rs.columns(plan) if rules is rs else plan.block_m
-    at_once = min(65536 // (rules.registers(plan) * threads), 64 * 32 // threads, SMEM_PER_SM // (rules.smem(plan).launch_bytes + 1024))
-    ctas, at_once = rules.count_tiles(plan, problem) * plan.cluster, max(1, at_once)
+    ctas, at_once = rules.count_tiles(plan, problem) * plan.cluster, ctas_of_an_sm(plan)
     each = max(1.0, ctas / device.num_sms)
     if plan.cluster > 1:
         # all CTAs of a split run at one time: some multiprocessors have one more than others, and are what its clusters wait for
@@ -163,4 +175,4 @@ def parts(plan: GemmPlan, problem: GemmProblem, device: Device) -> tuple[float, 
     return price(work_of(plan, problem, device), CONSTANTS[model_of(plan)])
 
 
-__all__ = ["CONSTANTS", "NAMES", "SPLIT", "Constants", "Work", "model_of", "parts", "price", "work_of"]
+__all__ = ["CONSTANTS", "NAMES", "SPLIT", "Constants", "Work", "ctas_of_an_sm", "model_of", "parts", "price", "work_of"]

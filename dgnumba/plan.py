@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from . import cost_gemv
 from .cost import Estimate, estimate, estimates
 from .device import Device
 from .dtypes import DTYPES
@@ -101,6 +102,17 @@ def as_read(plan: GemmPlan, problem: GemmProblem, device: Device) -> GemmPlan:
 def _is_fit(plan: GemmPlan, problem: GemmProblem, device: Device, batch_invariant: bool) -> bool:
     kernel = kernel_named(plan.kernel)
     return kernel.supports(problem, device) is None and (not batch_invariant or kernel.is_batch_invariant(plan))
+
+
+def waves(plan: GemmPlan, problem: GemmProblem, device: Device) -> float:
+    """Rounds of the CTAs that run at one time: 1.02 has a second one for 2 % of them. Below 1: the share of multiprocessors that have any.
+
+    CTAs are tiles, or as many times the tiles as share K; of the kernels for very few rows a multiprocessor runs several at one time.
+    """
+    ctas = kernel_named(plan.kernel).count_tiles(plan, problem) * (1 if plan.multicast else plan.cluster)
+    sms = device.clusters_at_once(plan.cluster) * plan.cluster
+    each = cost_gemv.ctas_of_an_sm(plan) if plan.kernel in cost_gemv.NAMES else 1
+    return max(ctas / (sms * each), min(1.0, ctas / sms))
 
 
 def as_taken(problem: GemmProblem, device: Device) -> GemmProblem:
@@ -204,4 +216,4 @@ def _misfit(plan: GemmPlan, problem: GemmProblem, kernel: KernelSpec) -> str | N
     return None if plan.band >= 1 else f"needs a band of 1 or more, got {plan.band}"
 
 
-__all__ = ["Choice", "Estimate", "choose", "estimate", "kernel_named", "named", "ranked", "validate"]
+__all__ = ["Choice", "Estimate", "choose", "estimate", "kernel_named", "named", "ranked", "validate", "waves"]

@@ -14,7 +14,7 @@ from dgnumba.dtypes import DTYPES
 from dgnumba.errors import PlanError, UnsupportedError
 from dgnumba.kernels import KERNELS, GemmPlan
 from dgnumba.kernels.int4_spec import Int4Plan
-from dgnumba.plan import choose, estimate, kernel_named, measured_for, named, validate
+from dgnumba.plan import choose, estimate, kernel_named, measured_for, named, validate, waves
 from dgnumba.problem import GemmProblem
 
 extent = st.one_of(st.integers(1, 300), st.integers(1, 2**20), st.sampled_from([1, 16, 64, 128, 4096, 65536 * 128]))
@@ -359,3 +359,19 @@ def test_a_kernel_for_few_rows_has_a_cta_for_each_tile_on_a_smaller_gpu_too():
     """Of 115 tiles on 114 multiprocessors: the hardware deals them out."""
     problem, device = GemmProblem(1, 1825, 512), KNOWN["h100-pcie"]
     check_fits(choose(problem, device).plan, problem, device)
+
+
+@pytest.mark.parametrize(
+    "shape, name, rounds",
+    [
+        ((4096, 7168, 2048), "256x128x128 s3 tma", 896 / 132),
+        ((4096, 7168, 16384), "256x128x128 s4 c2A warp rotate", 896 / 132),
+        ((16, 576, 7168), "sm90_fp8_gemm_1d2d_swap_ab 16x64x512 s5 c8K registers", 9 * 8 / 104),  # H200: 13 clusters of 8 run at one time
+        ((1, 7168, 16384), "sm90_fp8_gemv_1d2d 8x16x128 s1 registers w8", 1.0),  # 448 CTAs, of which a multiprocessor runs 4
+        ((1, 32768, 16384), "sm90_fp8_gemv_1d2d 8x16x128 s1 registers w8", 2048 / 528),
+        ((1, 576, 7168), "sm90_fp8_gemv_1d2d 8x16x128 s1 registers w16", 36 / 132),
+    ],
+)
+def test_waves_are_of_the_ctas_that_run_at_one_time(shape, name, rounds):
+    problem = GemmProblem(*shape)
+    assert waves(named(name, problem, H200).plan, problem, H200) == pytest.approx(rounds)

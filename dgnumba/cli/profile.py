@@ -118,9 +118,7 @@ def _speed(out: Console, choice: planning.Choice, problem: GemmProblem, device: 
         out.print(f"             An estimate, no measurement: {guess}.")
         return {"measured": None, "estimate_us": estimate.total, "verdict": None}
     measured = measure(choice.plan, problem, runs)
-    tiles = choice.kernel.count_tiles(choice.plan, problem)
-    at_once = device.clusters_at_once(choice.plan.cluster) * choice.plan.cluster
-    sentence = verdict(measured, waves=tiles / at_once)
+    sentence = verdict(measured, waves=planning.waves(choice.plan, problem, device))
     out.print(f"speed        {measured.us:.2f} us of the call on its stream (median of {runs}, L2 flushed by reading); {guess}")
     if measured.peak_flops is None:
         out.print(f"  products   {measured.tflops:8.1f} TFLOP/s; their ceiling is not measured: the kernel for it is Hopper's")

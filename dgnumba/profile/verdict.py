@@ -62,7 +62,7 @@ def verdict(measured: Measured, *, waves: float) -> str:
 
     Args:
         measured: what was measured.
-        waves: tiles over the CTAs that run at one time: 1.02 has a second round for 2 % of the tiles.
+        waves: rounds of the CTAs that run at one time (`plan.waves`): 1.02 has a second one for 2 % of them.
 
     >>> verdict(Measured(us=100, flops=1.5e11, bytes=5e7, peak_flops=1.6e15, peak_bytes=4e12, launch_us=2), waves=3.9)
     'The tensor cores bind: 94 % of what they give without loads on this GPU; memory is at 12 % of its ceiling.'

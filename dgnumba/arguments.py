@@ -16,7 +16,7 @@ from .driver import EncodedMap, MapEncoder
 from .dtypes import as_dtype
 from .errors import DTypeError, ProblemError
 from .integers import u32, u64
-from .layouts.descriptors import TensorMap
+from .layouts.descriptors import TWO_LINES, TensorMap
 
 _MASK = 2**64 - 1
 _KEPT = 1024
@@ -129,7 +129,7 @@ def is_on_gpu(arg: Any) -> bool:
     return xp.is_device_array(arg.array if isinstance(arg, TensorMap) else arg)
 
 
-def tensor_map(array: Any, box: Sequence[int], *, swizzle: int = 0, dtype: str | None = None, l2_promotion: int = 256) -> TensorMap:
+def tensor_map(array: Any, box: Sequence[int], *, swizzle: int = 0, dtype: str | None = None, l2_promotion: int = TWO_LINES) -> TensorMap:
     """A tensor map of an array whose last axis is contiguous, to pass to a kernel.
 
     Args:
@@ -137,8 +137,8 @@ def tensor_map(array: Any, box: Sequence[int], *, swizzle: int = 0, dtype: str |
         box: elements that one operation moves, innermost dimension first.
         swizzle: 0, 32, 64 or 128: bytes of a swizzled row in shared memory.
         dtype: what the elements are, where the array can only say that they are bytes.
-        l2_promotion: 0, 64, 128 or 256: bytes that L2 takes from memory at once. 256 suits rows of which the next box asks for more; 128 a
-            matrix that is streamed from memory once, in boxes that take 256 bytes of a row or more themselves (6 % of its time on an H200).
+        l2_promotion: 0, 64, 128 or 256: to how many bytes L2 widens what it fetches from memory (0: not at all). 256 suits rows of which the
+            next box asks for more; 128 a long matrix that is read once (on an H200 7168x16384 is read in 6 % less time, 4096x7168 in the same).
     """
     view = xp.as_array(array, "array")
     name = as_dtype(dtype or view.dtype or view.own_dtype).name

@@ -157,7 +157,7 @@ def test_of_few_rows_a_measured_plan_near_the_best_is_chosen():
 
 def test_of_plans_that_took_turns_one_near_the_best_is_chosen():
     """Of all kernels for few rows, at 52 shapes: 3 % slower than the fastest at most on 50 of them, 7.5 % at worst (4x4096x7168), 0.6 % in the mean.
-    Each of the kernels is chosen where it is the fastest, but for the second for very few rows, which is nowhere that."""
+    Each of the kernels is chosen where it is the fastest."""
     losses, kernels = {}, set()
     # the last run has all that is near the fastest; of what was disturbed in it, another reading
     for problem, last in BY_TURNS["l2"].items():
@@ -168,9 +168,11 @@ def test_of_plans_that_took_turns_one_near_the_best_is_chosen():
             kernels.add((cost_gemv.model_of(chosen), fastest == chosen))
     assert len(losses) == 52 and {problem.m for problem in losses} == {1, 4, 8, 12, 16, 32}
     assert fit_cost.share_within(losses.values()) >= GOOD_SHARE
-    assert max(losses.values()) < 1.08
+    worst = max(losses, key=losses.get)
+    assert (worst.m, worst.n, worst.k) == (4, 4096, 7168) and losses.pop(worst) < 1.08
+    assert max(losses.values()) < 1.04
     assert np.exp(np.mean(np.log(list(losses.values())))) < 1.01
-    assert {(name, True) for name in (swapped_kernel.NAME, RESIDENT.NAME, SKINNY.NAME, cost_gemv.SPLIT)} <= kernels
+    assert {(name, True) for name in (swapped_kernel.NAME, RESIDENT.NAME, *cost_gemv.NAMES)} <= kernels
 
 
 def test_the_kernels_for_very_few_rows_are_offered_as_measured():
@@ -209,7 +211,7 @@ def test_the_fit_finds_the_shipped_constants():
 
 @pytest.mark.parametrize("columns", [(1, 2), pytest.param((0,), marks=pytest.mark.full)], ids=["whole (N, K)", "whole M"])
 def test_what_was_held_out_is_picked_well(columns):
-    """Of the two kernels that take any N and K. Of all kernels it is 87 % without the shape's (N, K), in which the kernel that holds all of A has two
+    """Of the two kernels that take any N and K. Of all kernels it is 90 % without the shape's (N, K), in which the kernel that holds all of A has two
     pairs only, so that it is told by one: `bench/fit_cost.py --held-out` has the figures."""
     found = fit_cost.held_out([DENSE, SWAPPED], columns)
     assert len(found) == 102

@@ -7,12 +7,11 @@ from typing import Any
 
 from ..device import Device
 from ..integers import u32, u64
-from ..layouts.descriptors import TensorMap
+from ..layouts.descriptors import ONE_LINE, TensorMap
 from ..layouts.smem import SmemMap
 from ..problem import GemmProblem
 from ..xp import address
 from .epilogue_rules import HALVES
-from .sm90_fp8_gemm_1d2d_rules import STREAMED
 from .sm90_fp8_gemm_1d2d_rules import supports as _supports
 from .sm90_fp8_gemm_1d2d_swap_ab_rules import blocked
 from .spec import RING, Built, GemmPlan, Rule, changed, first_broken, most_stages, one_cta
@@ -145,7 +144,7 @@ def bind(plan: GemmPlan, laid: Any) -> tuple[Any, ...]:
     problem = laid.problem
     return (
         blocked(laid.a, plan.block_m, plan.block_k // 128),
-        blocked(laid.b, 64, plan.block_k // 128, STREAMED),
+        blocked(laid.b, 64, plan.block_k // 128, ONE_LINE),
         TensorMap.of(laid.sfa.T, (plan.block_m, plan.resident)),
         TensorMap.of(laid.sfb, (4, 1)),
         TensorMap.of(laid.d, (64, plan.block_m), swizzle=128, dtype=problem.d_dtype.name),

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..device import Device
 from ..integers import u32, u64
-from ..layouts.descriptors import L2_PROMOTIONS, TensorMap
+from ..layouts.descriptors import ONE_LINE, TWO_LINES, TensorMap
 from ..layouts.smem import SmemMap
 from ..layouts.tiles import column_scales
 from ..problem import GemmProblem
@@ -27,11 +27,6 @@ LAUNCHES_DEPENDENTS = False
 WEIGHTS_FIRST = False
 RESIDENT = False
 min_ctas = one_cta
-
-STREAMED, STREAMING_ROWS = 128, 64
-"""L2 promotion of weights that few rows of A meet, and BLOCK_M up to which the dense kernel's count as such. They come from memory once; at 256 bytes
-each line is asked of it twice, as the next 128 of K are on their way too: 7168x16384 30.7 us, at 128 28.8, and a kernel that only reads it 29.5 and
-27.4. Where many tiles ask L2 for the same weights 256 loses nothing, and wins 5 % at K = 512 (H200, 2026-11-30, bench/NOTES.md)."""
 
 
 def supports(problem: GemmProblem, device: Device) -> str | None:
@@ -196,16 +191,26 @@ def is_batch_invariant(plan: GemmPlan) -> bool:
     return True
 
 
+def is_streamed(block_m: Any, m: Any) -> Any:
+    """Whether weights are streamed, so that L2 fetches a line of them at a time: BLOCK_M and M, or arrays of them.
+
+    NOTE: at two lines a line is asked of memory twice, it seems, as the next 128 of K are on their way too: of 64 rows by 7168x16384 32x112 takes
+    33.3 us, and 31.1. The kernels for few rows gain as much (8 rows: 30.8 and 28.7). Tiles of 128 rows lose 1 to 3 % by it there; where many
+    tiles ask L2 for the same weights it is level, and at K = 512 4 to 7 % slower (H200, 2026-11-30, bench/NOTES.md).
+    """
+    return (block_m <= 64) & (m <= 128)
+
+
 def bind(plan: GemmPlan, laid: Any) -> tuple[Any, ...]:
     """The kernel's arguments, in order, for operands laid out by `layouts.operands`."""
     problem = laid.problem
     a_rows = plan.block_m // (plan.cluster if plan.multicast == "A" else 1)
     b_rows = plan.block_n // (plan.cluster if plan.multicast == "B" else 1)
     d_box, d_swizzle = panel_box(plan)
-    is_streamed = plan.block_m <= STREAMING_ROWS
+    of_weights = ONE_LINE if is_streamed(plan.block_m, problem.m) else TWO_LINES
     return (
         TensorMap.of(laid.a, (plan.block_k, a_rows), swizzle=128),
-        TensorMap.of(laid.b, (plan.block_k, b_rows), swizzle=128, l2_promotion=STREAMED if is_streamed else L2_PROMOTIONS[-1]),
+        TensorMap.of(laid.b, (plan.block_k, b_rows), swizzle=128, l2_promotion=of_weights),
         *(() if plan.row_scales else (TensorMap.of(laid.sfa.T, (plan.block_m, 1)),)),
         TensorMap.of(laid.sfb, (4, column_scales(plan.block_n))),
         TensorMap.of(laid.d, d_box, swizzle=d_swizzle, dtype=problem.d_dtype.name),

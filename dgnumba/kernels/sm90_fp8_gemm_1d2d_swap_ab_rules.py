@@ -7,11 +7,10 @@ from typing import Any
 
 from ..device import Device
 from ..integers import u32, u64
-from ..layouts.descriptors import L2_PROMOTIONS, TensorMap
+from ..layouts.descriptors import ONE_LINE, TWO_LINES, TensorMap
 from ..layouts.smem import SmemMap
 from ..problem import GemmProblem
 from ..xp import address
-from .sm90_fp8_gemm_1d2d_rules import STREAMED
 from .sm90_fp8_gemm_1d2d_rules import supports as _supports
 from .spec import RING, Built, GemmPlan, Rule, changed, first_broken, most_stages, one_cta
 
@@ -129,7 +128,7 @@ def bind(plan: GemmPlan, laid: Any) -> tuple[Any, ...]:
     problem = laid.problem
     return (
         blocked(laid.a, plan.block_m, plan.block_k // 128),
-        blocked(laid.b, plan.block_n, plan.block_k // 128, STREAMED),
+        blocked(laid.b, plan.block_n, plan.block_k // 128, ONE_LINE),
         TensorMap.of(laid.sfa, (4, plan.block_m)) if plan.row_scales else TensorMap.of(laid.sfa.T, (plan.block_m, plan.block_k // 128)),
         TensorMap.of(laid.sfb, (4, 1)),
         u64(address(laid.d)),
@@ -142,7 +141,7 @@ def bind(plan: GemmPlan, laid: Any) -> tuple[Any, ...]:
     )
 
 
-def blocked(x: Any, rows: int, blocks: int, l2_promotion: int = L2_PROMOTIONS[-1]) -> TensorMap:
+def blocked(x: Any, rows: int, blocks: int, l2_promotion: int = TWO_LINES) -> TensorMap:
     """The map of an operand whose box is `rows` rows of `blocks` blocks of 128 of K, block after block: K is two dimensions."""
     if blocks == 1:
         return TensorMap.of(x, (128, rows), swizzle=128, l2_promotion=l2_promotion)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from .._numba import device_function
 from ..dtypes import DTYPES
 from ..errors import DTypeError, ProblemError
@@ -15,7 +17,15 @@ MAX_BOX = 256
 """A box has at most this many elements along each dimension (CUDA driver API, cuTensorMapEncodeTiled)."""
 
 L2_PROMOTIONS = (0, 64, 128, 256)
-"""Bytes (CUDA driver API, CUtensorMapL2promotion)."""
+"""To how many bytes L2 widens what it fetches from memory; 0: it does not (CUDA driver API, CUtensorMapL2promotion)."""
+
+ONE_LINE, TWO_LINES = L2_PROMOTIONS[2:]
+"""Of them a line of L2, and two."""
+
+
+def _is_one_of(value: object, taken: tuple[int, ...]) -> bool:
+    """Whether it is an integer, and one of these: 128.0 and True are neither."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value in taken
 
 
 @dataclass(frozen=True)
@@ -28,8 +38,7 @@ class TensorMap:
     box      elements; the innermost row is a multiple of 16 bytes, and not longer than the swizzle
     swizzle  0, 32, 64 or 128: bytes of a swizzled row (`layouts.swizzle`)
     array    the array itself: its memory must outlive the map
-    l2_promotion  0, 64, 128 or 256: the bytes that L2 takes from memory for each part of them that is asked for (CUDA driver API,
-             CUtensorMapL2promotion). No result depends on it
+    l2_promotion  to how many bytes L2 widens what it fetches from memory: `L2_PROMOTIONS`. No result depends on it
     """
 
     is_tensor_map: ClassVar[bool] = True
@@ -40,11 +49,12 @@ class TensorMap:
     box: tuple[int, ...]
     swizzle: int = 0
     array: Any = None
-    l2_promotion: int = L2_PROMOTIONS[-1]
+    l2_promotion: int = TWO_LINES
 
     def __post_init__(self) -> None:
         size = DTYPES[self.dtype].itemsize
         row = self.box[0] * size if self.box else 0
+        has_swizzle = _is_one_of(self.swizzle, SWIZZLES)
         rules = {
             f"1 to 5 dimensions, with a box entry each and a stride for all but the first: {self.dims}, {self.box}, {self.strides}": 1
             <= len(self.dims)
@@ -53,10 +63,12 @@ class TensorMap:
             f"extents from 1 to 2^32, got {self.dims}": all(1 <= d <= 2**32 for d in self.dims),
             f"box entries from 1 to {MAX_BOX}, got {self.box}": all(1 <= b <= MAX_BOX for b in self.box),
             f"strides that are multiples of 16 bytes, got {self.strides}": all(s % 16 == 0 and 0 <= s < 2**40 for s in self.strides),
-            f"a swizzle of {SWIZZLES}, got {self.swizzle}": self.swizzle in SWIZZLES,
-            f"an l2_promotion of {L2_PROMOTIONS}, got {self.l2_promotion}": self.l2_promotion in L2_PROMOTIONS,
+            f"a swizzle of {SWIZZLES}, got {self.swizzle!r}": has_swizzle,
+            f"an l2_promotion of {L2_PROMOTIONS}, got {self.l2_promotion!r}": _is_one_of(self.l2_promotion, L2_PROMOTIONS),
             f"box rows of a multiple of 16 bytes, got {row}": row % 16 == 0,
-            f"box rows not longer than the swizzle, got {row} bytes for swizzle {self.swizzle}": self.swizzle == 0 or row <= self.swizzle,
+            f"box rows not longer than the swizzle, got {row} bytes for swizzle {self.swizzle}": not has_swizzle
+            or self.swizzle == 0
+            or row <= self.swizzle,
         }
         for rule, holds in rules.items():
             if not holds:
@@ -72,7 +84,7 @@ class TensorMap:
 
     @classmethod
     def of(
-        cls, array: Any, box: tuple[int, ...], *, swizzle: int = 0, dtype: str | None = None, l2_promotion: int = L2_PROMOTIONS[-1]
+        cls, array: Any, box: tuple[int, ...], *, swizzle: int = 0, dtype: str | None = None, l2_promotion: int = TWO_LINES
     ) -> TensorMap:
         """The map of a whole array (NumPy, or CuPy) whose last axis is contiguous; `box` innermost first."""
         name = dtype or str(array.dtype)

@@ -150,23 +150,26 @@ def compile_all(plans: Sequence[Any], arch: str, jobs: int | None = None, progre
     done = len(plans) - len(missing)
     if progress is not None:
         progress(done, len(plans))
-    failed: list[str] = []
+    failed: dict[str, list[str]] = {}
     if missing:
-        for words in _compiled(missing, arch, min(jobs or _cpus(), len(missing))):
-            failed += words
+        for name, why in _compiled(missing, arch, min(jobs or _cpus(), len(missing))):
+            if why:
+                failed.setdefault(why, []).append(name)
             done += 1
             if progress is not None:
                 progress(done, len(plans))
     if failed:
-        raise CompileError(f"{len(failed)} of {len(plans)} kernels did not compile", "\n".join(failed))
+        # one line for what is wrong with all alike: compilers that are not there, say
+        log = "\n".join(f"{', '.join(names[:3])}{' and others' * (len(names) > 3)}: {why}" for why, names in failed.items())
+        raise CompileError(f"{sum(map(len, failed.values()))} of {len(plans)} kernels did not compile", log)
     lost = [plan for plan in missing if not _is_there(plan, arch, store)]
     if lost:
         raise ProblemError(f"cache: {len(lost)} kernels were compiled, and could not be kept in {store.folder}")
     return len(missing)
 
 
-def _compiled(plans: Sequence[Any], arch: str, jobs: int) -> Iterator[list[str]]:
-    """What was wrong with each, as it is ready."""
+def _compiled(plans: Sequence[Any], arch: str, jobs: int) -> Iterator[tuple[str, str]]:
+    """The name of each, and what was wrong with it, as it is ready."""
     with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         try:
             for finished in concurrent.futures.as_completed([pool.submit(_compile, plan, arch) for plan in plans]):
@@ -198,9 +201,9 @@ def _is_there(plan: Any, arch: str, store: Store) -> bool:
     return entry is not None and cache.unpack(key, entry) is not None
 
 
-def _compile(plan: Any, arch: str) -> list[str]:
-    """Compile one kernel into the cache; what was wrong. Runs in a process of its own."""
-    rules = _rules(plan)
+def _compile(plan: Any, arch: str) -> tuple[str, str]:
+    """Compile one kernel into the cache; its name, and what was wrong. Runs in a process of its own."""
+    rules, name = _rules(plan), str(getattr(plan, "name", plan))
 
     def build() -> tuple[Any, tuple[Any, ...]]:
         made = rules.build(plan)
@@ -209,8 +212,8 @@ def _compile(plan: Any, arch: str) -> list[str]:
     try:
         launching.compiled(plan, build, arch=arch, **_bounds(plan))
     except DGNumbaError as error:
-        return [f"{getattr(plan, 'name', plan)}: {error}"]
-    return []
+        return name, str(error)
+    return name, ""
 
 
 __all__ = ["Warmed", "compile_all", "needed", "warmup"]

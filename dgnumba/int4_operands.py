@@ -179,7 +179,9 @@ def _out_dtype(out_dtype: DType | str | None, kind: DType) -> DType:
 def _check_raw(problem: Int4Problem) -> None:
     """int32 is for sums of codes: nothing scales them, so that there must be one scale for all of a row, and nothing is done to them."""
     if not problem.is_whole:
-        raise DTypeError(f"d: expected int32 only for int8 or int4 beside weights with one scale a row, got {problem.a_dtype} and others")
+        raise DTypeError(
+            f"d: expected int32 (out_dtype too) only for int8 or int4 beside weights with one scale a row, got a of {problem.a_dtype}"
+        )
     if problem.has_gate or problem.with_bias or problem.with_c or problem.with_alpha:
         raise ProblemError("d: expected int32 for the sums of codes alone, got a gate, a bias, c or a global scale too")
 

@@ -194,7 +194,8 @@ def _operand(name: str, pair: Any) -> tuple[ArrayView, ArrayView]:
         got = f"{type(pair).__name__} of {len(pair)}" if isinstance(pair, (tuple, list)) else describe(pair)
         raise DTypeError(f"{name}: expected a QTensor or a pair (data, scale), got {got}" + _pair_hint(name, pair))
     if not is_pair and not _is_plain_fp8(pair, (E4M3, E5M2)):
-        raise DTypeError(f"{name}: expected a QTensor of {E4M3} or {E5M2} with float32 scales alone, got {pair}")
+        hint = "; for weights of 4 bits: int4_gemm_nt(a, b), explain_int4(a, b)" if pair.dtype.bits == 4 else ""
+        raise DTypeError(f"{name}: expected a QTensor of {E4M3} or {E5M2} with float32 scales alone, got {pair}{hint}")
     row = E4M3 if is_pair else pair.dtype
     data, scale = pair
     data, scale = as_array(data, name), as_array(scale, f"sf{name}")

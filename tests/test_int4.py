@@ -189,7 +189,11 @@ def fp8(form):
         (ProblemError, "expected a stream of uint8", {"w": dataclasses.replace(prepare_int4_weights(Q), group=128)}),
         (ProblemError, "d: expected", {"d": np.zeros((8, 4), np.float16)}),
         (DTypeError, "d: expected bfloat16", {"d": np.zeros((4, 8), np.int8)}),
-        (DTypeError, "d: expected int32 only for int8 or int4", {"d": np.zeros((4, 8), np.int32)}),
+        (
+            DTypeError,
+            r"d: expected int32 \(out_dtype too\) only for int8 or int4 beside .*, got a of bfloat16",
+            {"d": np.zeros((4, 8), np.int32)},
+        ),
         (ProblemError, "sums of codes alone", {"a": INT8, "w": ROW, "bias": np.zeros(8, np.float32), "out_dtype": "int32"}),
         (DTypeError, "c: expected float32 as d", {"d": np.zeros((4, 8), np.float32), "c": np.zeros((4, 8), np.float16)}),
         (ProblemError, "c: expected", {"c": np.zeros((8, 4), BF16)}),

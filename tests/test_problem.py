@@ -374,3 +374,10 @@ def test_a_qtensor_that_is_more_than_fp8_and_float32_scales_is_refused(change):
     check_fp8_gemm_nt(QTensor(**parts), b)
     with pytest.raises(DTypeError, match=r"a: expected a QTensor of float8_e4m3fn or float8_e5m2 with float32 scales alone, got QTensor\("):
         check_fp8_gemm_nt(QTensor(**{**parts, **change}), b)
+
+
+def test_weights_of_4_bits_are_shown_to_their_own_product():
+    data, scale = np.zeros((2, 64), np.uint8), np.ones((2, 1), np.float32)
+    a = QTensor(np.zeros((2, 128), np.uint8), scale, "float8_e4m3fn", (1, 128))
+    with pytest.raises(DTypeError, match=r"b: expected a QTensor of .*; for weights of 4 bits: int4_gemm_nt\(a, b\), explain_int4\(a, b\)"):
+        check_fp8_gemm_nt(a, QTensor(data, scale, "int4", (1, 128)))

@@ -56,9 +56,8 @@ class TensorMap:
         row = self.box[0] * size if self.box else 0
         has_swizzle = _is_one_of(self.swizzle, SWIZZLES)
         rules = {
-            f"1 to 5 dimensions, with a box entry each and a stride for all but the first: {self.dims}, {self.box}, {self.strides}": 1
-            <= len(self.dims)
-            <= 5
+            f"1 to 5 dimensions, with a box entry each and a stride for all but the first, got dims {self.dims} (innermost first), "
+            f"box {self.box} and strides {self.strides}": 1 <= len(self.dims) <= 5
             and len(self.dims) == len(self.box) == len(self.strides) + 1,
             f"extents from 1 to 2^32, got {self.dims}": all(1 <= d <= 2**32 for d in self.dims),
             f"box entries from 1 to {MAX_BOX}, got {self.box}": all(1 <= b <= MAX_BOX for b in self.box),

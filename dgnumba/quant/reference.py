@@ -72,7 +72,7 @@ def gemm_reference(*operands: Any, gran_a: tuple[int, int] | None = None, gran_b
             1x128 and 128x128.
 
     Raises:
-        ProblemError: neither two operands nor four, or operands that do not go together.
+        ProblemError: neither two operands nor four, or operands that do not go together. DTypeError: codes that are of no 8-bit type.
 
     >>> from dgnumba.quant import quantize
     >>> a, b = quantize(np.ones((2, 64), np.float32), "mxfp4"), quantize(np.full((3, 64), 7, np.float32), "int4_g64")
@@ -137,7 +137,7 @@ def error_bound(
         gran_a, gran_b: elements that share a scale, as in `gemm_reference`.
 
     Raises:
-        DTypeError: a QTensor of another element type, or with zero points, a global scale or g_idx.
+        DTypeError: codes or a QTensor of another element type, or with zero points, a global scale or g_idx.
         ProblemError: as `gemm_reference`.
     """
     *operands, last = operands  # type: ignore[assignment]
@@ -226,12 +226,17 @@ def _lowest_bit(x: Any) -> Any:
 def _two(operands: tuple[Any, ...]) -> tuple[Any, Any]:
     """The two operands of two or of four arguments."""
     if len(operands) == 4:
-        return operands[:2], operands[2:]
+        operands = operands[:2], operands[2:]
     if len(operands) != 2:
         raise ProblemError(f"operands: expected a, b, or codes and scales of both, got {len(operands)} arguments")
     for name, pair in zip("ab", operands):
         if not isinstance(pair, QTensor) and (not isinstance(pair, tuple | list) or len(pair) != 2):
             raise ProblemError(f"{name}: expected a QTensor or a pair of codes and scales, got {type(pair).__name__}")
+        if not isinstance(pair, QTensor) and getattr(getattr(pair[0], "dtype", None), "itemsize", 0) != 1:
+            got = getattr(pair[0], "dtype", None) or type(pair[0]).__name__
+            raise DTypeError(
+                f"{name}: expected an array of {E4M3} or {E5M2}, or of their bytes, got {got}; quantize it: per_token_cast_to_fp8(x)"
+            )
     return operands[0], operands[1]
 
 

@@ -40,7 +40,7 @@ def uncompiled(monkeypatch, folder):
             done.append(plan)
             key = cache.key_of(plan, (), arch=arch, **ahead._bounds(plan))
             cache.shared().get(key, lambda: Cubin(b"\x7fELF", "k"))
-            yield []
+            yield str(getattr(plan, "name", plan)), ""
 
     monkeypatch.setattr(ahead, "_compiled", compiled)
     return done
@@ -65,9 +65,19 @@ def test_after_a_warm_up_no_call_imports_the_compiler(folder, m, k, kernels, lau
 
 
 def test_what_does_not_compile_is_told_of(folder, monkeypatch):
-    monkeypatch.setattr(ahead, "_compiled", lambda plans, arch, jobs: ([f"{plans[0].name}: ptxas says no"] if i else [] for i in range(2)))
+    monkeypatch.setattr(ahead, "_compiled", lambda plans, arch, jobs: ((plans[0].name, "ptxas says no" if i else "") for i in range(2)))
     with pytest.raises(CompileError, match="1 of 2 kernels did not compile\n8x64x128 s2 registers: ptxas says no"):
         ahead.compile_all([swapped(8, 64), swapped(8, 64, 3)], "sm_90a", 2)
+
+
+def test_what_is_wrong_with_all_is_told_once(folder, monkeypatch):
+    """Compilers that are not there, say: of 31 kernels that was one sentence 31 times."""
+    plans = [swapped(8, 64, stages) for stages in range(2, 7)]
+    monkeypatch.setattr(ahead, "_compiled", lambda plans, arch, jobs: ((plan.name, "NVRTC is not found: pip install") for plan in plans))
+    with pytest.raises(CompileError) as caught:
+        ahead.compile_all(plans, "sm_90a", 2)
+    assert str(caught.value).count("NVRTC is not found") == 1
+    assert "5 of 5 kernels" in str(caught.value) and f"{plans[2].name} and others: NVRTC" in str(caught.value)
 
 
 def test_a_process_gives_back_what_was_wrong(folder, monkeypatch):
@@ -75,7 +85,7 @@ def test_a_process_gives_back_what_was_wrong(folder, monkeypatch):
         raise CompileError("ptxas refused the kernel", "line 7")
 
     monkeypatch.setattr(ahead.launching, "compiled", refuse)
-    assert ahead._compile(swapped(8, 64), "sm_90a") == ["8x64x128 s2 registers: ptxas refused the kernel\nline 7"]
+    assert ahead._compile(swapped(8, 64), "sm_90a") == ("8x64x128 s2 registers", "ptxas refused the kernel\nline 7")
 
 
 def test_a_layer_gets_all_kernels_of_any_number_of_tokens(uncompiled):
@@ -184,7 +194,7 @@ def test_a_cache_that_keeps_nothing_is_refused(uncompiled, monkeypatch, tmp_path
 
 
 def test_kernels_that_were_compiled_and_lost_are_told_of(folder, monkeypatch):
-    monkeypatch.setattr(ahead, "_compiled", lambda plans, arch, jobs: ([] for _ in plans))
+    monkeypatch.setattr(ahead, "_compiled", lambda plans, arch, jobs: ((str(plan), "") for plan in plans))
     with pytest.raises(ProblemError, match="cache: 3 kernels were compiled, and could not be kept in"):
         dgnumba.warmup([(16, 256, 512)])
 

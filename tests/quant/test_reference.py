@@ -190,6 +190,18 @@ def test_other_operands_are_refused(rng):
             error_bound(a, quantize(np.ones((2, 128), np.float32), other))
 
 
+@pytest.mark.parametrize("call", [gemm_reference, error_bound])
+@pytest.mark.parametrize("four", [False, True])
+def test_numbers_that_are_no_codes_are_refused_by_their_name(call, four):
+    codes, scales = np.zeros((2, 128), np.uint8), np.ones((2, 1), np.float32)
+    numbers = codes.astype(np.float32), np.ones((1, 1), np.float32)
+    operands = (codes, scales, *numbers) if four else ((codes, scales), numbers)
+    with pytest.raises(
+        DTypeError, match="b: expected an array of float8_e4m3fn or float8_e5m2, or of their bytes, got float32; quantize it"
+    ):
+        call(*operands)
+
+
 def test_e5m2_has_its_values_and_its_bound(rng):
     """As arrays that say so, and as QTensors; the host's product of all finite codes stays within."""
     from dgnumba import fp8_gemm_nt

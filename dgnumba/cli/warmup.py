@@ -16,7 +16,7 @@ def warmup(
     dtype: Annotated[OutType, typer.Option(help="of D")] = OutType.bfloat16,
     with_c: Annotated[bool, typer.Option("--with-c", help="for calls that add C")] = False,
     device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="the GPU to plan for, as h200; by default the one that is here")
+        str | None, typer.Option(metavar="NAME", help="the GPU to plan for, as h200; by default the one that is here, else an H200")
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="processes; by default one a CPU")] = None,
     plans: Annotated[
@@ -34,6 +34,8 @@ def warmup(
     out = console()
     for plan, needed_by in warmed.kernels.items():
         out.print(f"{plan.label:44s} {plan.kernel:28s} {' '.join('x'.join(map(str, shape)) for shape in needed_by)}")
+    for _ in warmed.moves:
+        out.print(f"{'row-major scales of A to MN-major':44s} smxx_layout")
     out.print(str(warmed))
     if plans is not None:
         out.print(f"calls keep to these kernels where DGNUMBA_PLANS_PER_LAYER={plans} is set")

@@ -36,6 +36,7 @@ def test_warmup_says_which_kernels_for_what(run, monkeypatch):
     assert code == 0
     first, *_, last = out.splitlines()
     assert first.split()[-1] == "16x256x512" and " sm90_fp8_gemv_1d2d " in first and "row-major scales" in out
+    assert len(out.splitlines()) == 1 + 5 and "scales of A to MN-major" in out
     assert last == "5 kernels for NVIDIA H200, since no GPU is here: 5 compiled, 0 were in the cache"
     assert "0 compiled, 5 were in the cache" in run("warmup", "16x256x512", "300x4096x7168", "--device", "h200")[1]
 

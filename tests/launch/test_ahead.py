@@ -189,6 +189,7 @@ def test_what_cannot_be_done_is_refused(uncompiled, monkeypatch, tmp_path):
 def test_a_cache_that_keeps_nothing_is_refused(uncompiled, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DGNUMBA_CACHE_DIR", str(tmp_path / "file" / "below"))
+    monkeypatch.setattr(cache, "_warned", False)  # it warns once a process
     with pytest.warns(RuntimeWarning), pytest.raises(ProblemError, match="cache: .* cannot be used; set DGNUMBA_CACHE_DIR"):
         dgnumba.warmup([(16, 256, 512)])
 

@@ -14,7 +14,7 @@ import dgnumba
 
 from ..dtypes import DTYPES
 from ..errors import ProblemError
-from . import files, gpu, int4
+from . import files, gpu, int4, patience
 from .show import Step, console, duration, progress, size, speed
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -67,6 +67,7 @@ def gemm(
     activation: Annotated[
         int4.Activation | None, typer.Option(help="with --format: what A is made; by default bfloat16", show_default=False)
     ] = None,
+    large: Annotated[bool, typer.Option(help="step also what takes the emulator long")] = False,
 ) -> None:
     """Multiply matrices from files: D = A @ B.T. A [M,K] is scaled per 1x128, B [N,K] per 128x128; or B has 4 bits, with --format."""
     out = console()
@@ -82,13 +83,18 @@ def gemm(
     if form is not None:
         if sfa is not None or sfb is not None:
             raise ProblemError("sfa, sfb: expected none beside --format, which says what A and B become")
-        if not int4.gemm(a, b, form, activation or int4.Activation.bfloat16, output, dtype.value, place.value, _WHERE[place], check):
+        kind = activation or int4.Activation.bfloat16
+        if not int4.gemm(a, b, form, kind, output, dtype.value, place.value, _WHERE[place], check, large):
             raise typer.Exit(1)
         return
     left, right = _read("A", a, sfa, 1), _read("B", b, sfb, 128)
     if left.q.shape[1] != right.q.shape[1]:
         hint = "; B is [N, K]: transposed?" if left.q.shape[1] == right.q.shape[0] else ""
         raise ProblemError(f"B: expected [N, {left.q.shape[1]}] (K as in A), got {list(right.q.shape)}{hint}")
+    if place is Place.emulator and not large:
+        patience.expect_small(
+            "A, B", left.q.shape[0], right.q.shape[0], left.q.shape[1], patience.MULTIPLY, "the host gives the same numbers"
+        )
     out.print(left.about)
     out.print(right.about)
     d, took = multiply(left.q, right.q, place.value, dtype.value)

@@ -14,7 +14,7 @@ import dgnumba
 from ..dtypes import DTYPES
 from ..errors import ProblemError
 from ..quant import QTensor, as_format
-from . import files, gpu
+from . import files, gpu, patience
 from .show import console, duration, progress, size, speed
 
 LAYER = "layer"
@@ -109,7 +109,9 @@ def multiply(a: Any, q: QTensor, kind: Activation, place: str, dtype: str) -> tu
     return d, time.perf_counter() - begin
 
 
-def gemm(a: str, b: str, form: str, kind: Activation, output: str | None, dtype: str, place: str, where: str, check: bool) -> bool:
+def gemm(
+    a: str, b: str, form: str, kind: Activation, output: str | None, dtype: str, place: str, where: str, check: bool, large: bool
+) -> bool:
     """The command's work; whether the product is right, or was not looked at."""
     out = console()
     x = _floats("A", a)
@@ -119,6 +121,8 @@ def gemm(a: str, b: str, form: str, kind: Activation, output: str | None, dtype:
     if x.shape[1] != q.shape[1]:
         hint = "; B is [N, K]: transposed?" if x.shape[1] == q.shape[0] else ""
         raise ProblemError(f"B: expected [N, {x.shape[1]}] (K as in A), got {list(q.shape)}{hint}")
+    if place == "emulator" and not large:
+        patience.expect_small("A, B", x.shape[0], q.shape[0], x.shape[1], patience.MULTIPLY, "the host gives the same numbers")
     left = activations(x, kind)
     out.print(f"A  {x.dtype.name} {list(x.shape)} from {a}, as {kind.value}")
     out.print(about)

@@ -12,11 +12,8 @@ import typer
 import dgnumba
 
 from ..errors import ProblemError
-from . import files, gpu
+from . import files, gpu, patience
 from .show import console
-
-_LARGEST = 2**26
-"""Multiply-adds that the emulator is let step without being asked twice: some ten seconds."""
 
 
 class Source(StrEnum):
@@ -64,10 +61,8 @@ def _operands(m: int, n: int, k: int) -> tuple[Any, Any]:
 
 
 def _emulated(m: int, n: int, k: int, blocks: int, late: bool, large: bool) -> Any:
-    if m * n * k > _LARGEST and not large:
-        raise ProblemError(
-            f"M, N, K: {m} x {n} x {k} would take the emulator minutes; a tile or two shows the pipeline (256 256 1024), or add --large"
-        )
+    if not large:
+        patience.expect_small("M, N, K", m, n, k, patience.TRACE, "a tile or two shows the pipeline (256 256 1024)")
     return dgnumba.lab.trace_gemm(*_operands(m, n, k), policy="late" if late else "eager", blocks=blocks)
 
 

@@ -74,6 +74,19 @@ def test_the_emulator_makes_the_same_product(run, tmp_path, rng):
     assert_bits_equal(np.load(tmp_path / "d.npy"), want)
 
 
+@pytest.mark.parametrize("options", [(), ("--format", "int4_g128")], ids=["fp8", "int4"])
+def test_what_takes_the_emulator_minutes_is_asked_for_twice(run, tmp_path, rng, monkeypatch, options):
+    np.save(tmp_path / "a.npy", rng.standard_normal((20, 128), np.float32))
+    arguments = ("gemm", tmp_path / "a.npy", tmp_path / "a.npy", "--on", "emulator", *options)
+    monkeypatch.setattr("dgnumba.cli.patience.MULTIPLY", 20 * 20 * 128 - 1)
+    code, out, err = run(*arguments)
+    assert code == 2 and "FLOP/s" not in out
+    assert "A, B: 20 x 20 x 128 would take the emulator minutes; the host gives the same numbers, or add --large" in err
+    assert run(*arguments, "--large")[0] == 0
+    monkeypatch.setattr("dgnumba.cli.patience.MULTIPLY", 20 * 20 * 128)
+    assert run(*arguments)[0] == 0 and run(*arguments[:3], *options)[0] == 0
+
+
 def files_of(folder, case):
     """The arguments for operands that are FP8 already, as a checkpoint holds them."""
     save_file({"a": case.a.data, "sfa": case.a.scale, "w": case.b.data, "w_scale_inv": case.b.scale}, folder / "m.safetensors")

@@ -79,8 +79,8 @@ class Tally:
 
     @property
     def sqnr_db(self) -> float:
-        """Signal to quantization noise in dB: ``10 log10(sum x^2 / sum error^2)``; infinite without an error."""
-        return float(decibels(self.squares, self.squared_error))
+        """Signal to quantization noise in dB: ``10 log10(sum x^2 / sum error^2)``; infinite without an error, NaN where nothing is finite."""
+        return math.nan if self.poisoned == self.elements > 0 else float(decibels(self.squares, self.squared_error))
 
     @property
     def relative_error(self) -> float:

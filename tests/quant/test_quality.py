@@ -1,6 +1,7 @@
 """report and Tally: the numbers by hand, in parts and whole, as data, table and picture."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -145,3 +146,12 @@ def test_plot_without_matplotlib(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(UnsupportedError, match="plot: needs matplotlib"):
         report(sample(), quantize(sample(), "mxfp4")).plot()
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan, 1e39], ids=["inf", "nan", "beyond float32"])
+def test_of_nothing_finite_no_ratio_is_told(value):
+    """Not an infinite one, which says that no number has changed."""
+    x = np.full((2, 128), value)
+    total = report(x, quantize(x, "nvfp4")).total
+    assert total.poisoned == total.elements and math.isnan(total.sqnr_db)
+    assert "SQNR nan dB" in str(total)

@@ -289,7 +289,7 @@ def test_plans_keep_to_the_multiprocessors_that_they_may_use(monkeypatch):
     dgnumba.set_num_sms(64)
     explained = api.explain(*ones(4096, 4096, 128))
     assert explained.choice.kernel.grid(explained.choice.plan, explained.operands.problem, explained.device) <= 64
-    assert "of 64 multiprocessors" in str(explained)
+    assert "tiles on 64 multiprocessors" in str(explained)
 
 
 @pytest.mark.parametrize(

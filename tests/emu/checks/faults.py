@@ -1,72 +1,14 @@
-"""Small kernels with one fault planted, each beside its right twin; the line that the report must name ends in ``# here``."""
+"""Faults in what memory holds and when: races, missing fences and waits, what nothing wrote, registers of wgmma, addresses."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
-import ml_dtypes
 import numpy as np
 from numba import cuda
 from one_barrier import BAR, TILE, ready_barrier
 
-from dgnumba import emu
 from dgnumba.integers import u32, u64
 from dgnumba.layouts.descriptors import SmemDescriptor, TensorMap, low_word
-from dgnumba.ptx import barrier, fragment, mbarrier, memory, thread, tma, wgmma
+from dgnumba.ptx import barrier, fragment, mbarrier, memory, tma, wgmma
 
-DATA = np.arange(8 * 16, dtype=np.float32).reshape(8, 16)
-BOX = 512  # bytes of it
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A kernel `make(is_right)` of one CTA, and what the report must say of the wrong one.
-
-    kind     of the finding
-    says     words of its message
-    who      a thread that it names; None if that depends on the policy
-    address  that it gives; None: any or none
-    """
-
-    make: Callable[[bool], Callable[..., None]]
-    kind: str
-    says: str
-    who: int | None = 0
-    address: int | None = None
-    threads: int = 32
-    grid: int = 1
-    cluster: int = 1
-    policies: tuple[str, ...] = ("eager", "late")
-
-    def check(self, is_right: bool) -> Any:
-        """The report of one of the twins."""
-        args = (TensorMap.of(DATA, (16, 8)), TensorMap.of(np.zeros((8, 16), np.float32), (16, 8)), np.zeros(256, np.float32))
-        return emu.check(
-            self.make(is_right), self.grid, self.threads, args, smem=32768, cluster=self.cluster, labels={0: "bar", 1024: "tile"},
-            arrays=[A, B], policies=self.policies,
-        )  # fmt: skip
-
-
-FAULTS: dict[str, Fault] = {}
-
-
-def plant(kind, says, **more):
-    """Make a fault of the decorated ``make(is_right)``."""
-
-    def add(make):
-        FAULTS[make.__name__] = Fault(make, kind, says, **more)
-        return make
-
-    return add
-
-
-def load(tmap, nbytes=BOX, bar=BAR, to=TILE):
-    """Thread 0 loads the box."""
-    if cuda.threadIdx.x == 0:
-        mbarrier.arrive_expect_tx(bar, u32(nbytes))
-        tma.load_2d(to, tmap, bar, u32(0), u32(0))
+from .planted import BOX, A, B, load, plant
 
 
 @plant("race", "read of 4 bytes races with the write by thread 0", who=32, address=2048, threads=64)
@@ -213,114 +155,8 @@ def uninitialized_local_array(is_right):
     return kernel
 
 
-@plant("mbarrier", "arrival beyond its count of 1", address=1024)
-def more_arrivals_than_counted(is_right):
-    def kernel(tmap, d, out):
-        ready_barrier(2 if is_right else 1)
-        if cuda.threadIdx.x == 0:
-            mbarrier.arrive_expect_tx(BAR, u32(BOX))
-            mbarrier.arrive(BAR)  # here
-            tma.load_2d(TILE, tmap, BAR, u32(0), u32(0))
-        mbarrier.wait(BAR, u32(0))
-
-    return kernel
-
-
-@plant("deadlock", "1 of 2 arrivals missing", who=7)
-def fewer_arrivals_than_counted(is_right):
-    def kernel(tmap, d, out):
-        ready_barrier(1 if is_right else 2)
-        load(tmap)
-        mbarrier.wait(BAR, u32(0))  # here
-
-    return kernel
-
-
-@plant("deadlock", "16 transaction bytes expected and not come", who=31)
-def more_bytes_expected_than_come(is_right):
-    def kernel(tmap, d, out):
-        ready_barrier()
-        load(tmap, BOX if is_right else BOX + 16)
-        mbarrier.wait(BAR, u32(0))  # here
-
-    return kernel
-
-
-@plant("deadlock", "16 transaction bytes more than were expected", who=31)
-def fewer_bytes_expected_than_come(is_right):
-    def kernel(tmap, d, out):
-        ready_barrier()
-        load(tmap, BOX if is_right else BOX - 16)
-        mbarrier.wait(BAR, u32(0))  # here
-
-    return kernel
-
-
-@plant("mbarrier", "initialised again while in use", address=1024)
-def initialised_again_in_use(is_right):
-    def kernel(tmap, d, out):
-        ready_barrier()
-        load(tmap)
-        mbarrier.wait(BAR, u32(0))
-        if cuda.threadIdx.x == 0 and not is_right:
-            mbarrier.init(BAR, 1)  # here
-
-    return kernel
-
-
-@plant("mbarrier", "no barrier orders its init", who=32, address=1024, threads=64)
-def used_before_its_init_is_visible(is_right):
-    def kernel(tmap, d, out):
-        t = cuda.threadIdx.x
-        if t == 0:
-            mbarrier.init(BAR, 1)
-        if is_right:
-            cuda.syncthreads()
-        if t == 32:
-            mbarrier.arrive(BAR)  # here
-
-    return kernel
-
-
-@plant("mbarrier", "has not executed fence.mbarrier_init", address=1024)
-def missing_fence_of_the_init(is_right):
-    def kernel(tmap, d, out):
-        if cuda.threadIdx.x == 0:
-            mbarrier.init(BAR, 1)
-            if is_right:
-                barrier.fence_mbarrier_init()
-        cuda.syncthreads()
-        if cuda.threadIdx.x == 0:
-            mbarrier.arrive_expect_tx(BAR, u32(BOX))
-            tma.load_2d(TILE, tmap, BAR, u32(0), u32(0))  # here
-        mbarrier.wait(BAR, u32(0))
-
-    return kernel
-
-
-@plant("peer", "CTA 1 of the cluster, has exited", grid=2, cluster=2)
-def cluster_peer_gone(is_right):
-    def kernel(tmap, d, out):
-        t = cuda.threadIdx.x
-        if t == 0:
-            mbarrier.init(BAR, 1)
-            barrier.fence_mbarrier_init()
-        barrier.cluster_arrive()
-        barrier.cluster_wait()
-        if thread.cluster_ctarank() == 0:
-            cuda.syncthreads()  # CTA 1 comes to its end meanwhile
-            mbarrier.arrive_cluster_if(t == 0, BAR, u32(1))  # here
-        if is_right:
-            barrier.cluster_arrive()
-            barrier.cluster_wait()
-
-    return kernel
-
-
 mma = wgmma.mma_for("float8_e4m3fn", "float8_e4m3fn", a=SmemDescriptor(128), b=SmemDescriptor(128))
 
-
-A, B = (np.ones((rows, 128), np.float32).astype(ml_dtypes.float8_e4m3fn) for rows in (64, 8))
 MAPS = {swizzle: [TensorMap.of(x, (swizzle, len(x)), swizzle=swizzle) for x in (A, B)] for swizzle in (128, 64)}
 
 
@@ -501,28 +337,6 @@ def race_in_global_memory_of_a_block(is_right):
     return kernel
 
 
-@plant("named-barrier", "32 threads said here, 64 by those who came before", who=63, threads=64)
-def named_barrier_of_two_counts(is_right):
-    def kernel(tmap, d, out):
-        if cuda.threadIdx.x < 32:
-            barrier.sync(u32(1), u32(64))
-        else:
-            barrier.sync(u32(1), u32(64 if is_right else 32))  # here
-
-    return kernel
-
-
-@plant("divergence", "expected the whole warp", who=16)
-def warp_divided_at_a_collective(is_right):
-    def kernel(tmap, d, out):
-        if is_right or cuda.threadIdx.x < 16:
-            thread.syncwarp()
-        else:
-            barrier.sync(u32(1), u32(32))  # here
-
-    return kernel
-
-
 def read_back(d, out, is_waited):
     """Thread 0 reads what its TMA store wrote."""
     t = u32(cuda.threadIdx.x)
@@ -557,16 +371,5 @@ def something_the_emulator_does_not_know(is_right):
     def kernel(tmap, d, out):
         if not is_right:
             cuda.grid_sync()  # here
-
-    return kernel
-
-
-@plant("divergence", "threads 0-15 of block (0, 0, 0) wait for the whole warp, but threads 16-31", who=3)
-def warp_divided_for_good(is_right):
-    def kernel(tmap, d, out):
-        if is_right or cuda.threadIdx.x < 16:
-            thread.syncwarp()  # here
-        else:
-            cuda.syncthreads()
 
     return kernel

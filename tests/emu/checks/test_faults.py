@@ -1,7 +1,8 @@
 """Every planted fault is reported with thread, source line and address; and its right twin is clean."""
 
 import pytest
-from emu.checks.faults import FAULTS
+from emu.checks import barrier_faults, faults  # noqa: F401  which plant them
+from emu.checks.planted import FAULTS
 
 NAMES = sorted(FAULTS)
 WITHOUT_A_LINE = {"wgmma_without_a_commit", "load_left_behind"}

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from numba import cuda
+from one_barrier import TILE, ready_barrier
 
 from dgnumba import emu
 from dgnumba.errors import DeadlockError, EmulationError, UnknownNameError
@@ -13,8 +14,9 @@ from dgnumba.layouts import swizzle
 from dgnumba.layouts.descriptors import TensorMap
 from dgnumba.ptx import matrix, memory, op
 
-from .faults import BOX, FAULTS, TILE, ready_barrier
-from .faults import load as load_box
+from . import barrier_faults, faults  # noqa: F401  which plant them
+from .planted import BOX, FAULTS
+from .planted import load as load_box
 
 
 def aligned(count, dtype=np.float32):

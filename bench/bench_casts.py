@@ -331,7 +331,7 @@ def main() -> int:
     torch.manual_seed(0)
     todo = [case for case in cases() if any(part in f"{case.bench} {case.variant} {case.dtype}" for part in options.only)]
     warm(todo)
-    env, flush, rows, failed = environment("python bench/bench_casts.py " + " ".join(sys.argv[1:])), Flush(), [], 0
+    env, flush, rows, failed = environment(), Flush(), [], 0
     for m, n in SHAPES:
         for case in todo:
             label = f"{case.bench} {case.variant} {case.dtype} {m}x{n}"

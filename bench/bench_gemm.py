@@ -30,6 +30,7 @@ from typing import Any
 import cupy
 import torch
 from measure import Flush, kernel_times
+from recorded import command
 
 import dgnumba
 from dgnumba import plan as planning
@@ -50,7 +51,7 @@ FAMILIES: dict[str, tuple[list[tuple[int, int, int]], tuple[str, ...]]] = {
 }
 
 
-def environment(command: str) -> dict[str, Any]:
+def environment() -> dict[str, Any]:
     """What every row says of where it was measured."""
     names = ("numba", "numba-cuda", "cuda-core", "cuda-bindings", "cupy-cuda13x", "numpy", "torch")
     versions = {"dgnumba": dgnumba.__version__, "python": sys.version.split()[0]}
@@ -63,7 +64,7 @@ def environment(command: str) -> dict[str, Any]:
         versions["deep_gemm"] = f"{deep_gemm.__version__} (54e2261)"
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     versions["driver"] = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split("\n")[0]
-    return {"gpu": Device.current().name, "date": datetime.date.today().isoformat(), "versions": versions, "command": command}
+    return {"gpu": Device.current().name, "date": datetime.date.today().isoformat(), "versions": versions, "command": command()}
 
 
 class Operands:
@@ -244,7 +245,7 @@ def main() -> None:
     parser.add_argument("--flush", choices=["memset", "read"], help="only this way to flush")
     options = parser.parse_args()
     torch.manual_seed(0)
-    env = environment("python bench/bench_gemm.py " + " ".join(sys.argv[1:]))
+    env = environment()
     rows: list[dict[str, Any]] = []
     wanted = [shape for family in options.family if family != "host" for shape in FAMILIES[family][0]]
     warm([shape for shape in wanted if not options.m or shape[0] in options.m])

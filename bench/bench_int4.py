@@ -20,7 +20,6 @@ import concurrent.futures
 import importlib.metadata
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -239,7 +238,7 @@ def parsed() -> Any:
 
 def environment(makers: dict[str, int4_rivals.Maker]) -> dict[str, Any]:
     """What every row says of where it was measured."""
-    env = bench_gemm.environment("python bench/bench_int4.py " + " ".join(sys.argv[1:]))
+    env = bench_gemm.environment()
     for name in ("humming-kernels", "gemlite", "quack-kernels", "triton") if makers else ():
         try:
             env["versions"][name] = importlib.metadata.version(name)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -249,7 +248,7 @@ def main() -> None:
             rows.append(time_int4((m, 7168, 16384), Flush("read"), options.rounds))
             print(rows[-1], flush=True)
     if options.out:
-        env = environment("python " + " ".join(sys.argv))
+        env = environment()
         options.out.write_text(json.dumps({"checks": checks, "rows": rows, "environment": env}, indent=1) + "\n")
     if any(row.get("wrong") or row.get("worst_share_of_bound", 0) > 1 for row in checks):
         raise SystemExit("wrong results")

@@ -19,6 +19,7 @@ from typing import Any
 
 import cupy
 import numpy as np
+from recorded import command
 
 import dgnumba
 from dgnumba.cli import gpu
@@ -78,7 +79,7 @@ def main() -> None:
     versions = {name: importlib.metadata.version(name) for name in ("numba-cuda", "cuda-core", "cupy-cuda13x", "numpy")}
     env = {
         "gpu": Device.current().name, "date": datetime.date.today().isoformat(), "versions": versions | {"dgnumba": dgnumba.__version__},
-        "command": "python bench/bench_steps.py " + " ".join(sys.argv[1:]),
+        "command": command(),
     }  # fmt: skip
     calls: list[tuple[str, Any]] = []
     for step in steps():

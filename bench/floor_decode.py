@@ -19,7 +19,6 @@ import math
 import multiprocessing
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -193,7 +192,7 @@ def main() -> None:
     warm(shapes, also)
     print(f"compiled after {time.time() - begin:.0f} s", flush=True)
     kernels = {what: plain_kernel(what) for what in [unroll for unroll, _, _ in LOADS] + [ring for _, ring in RINGS]}
-    env, flush, rows = environment("python bench/floor_decode.py " + " ".join(sys.argv[1:])), Flush("read"), []
+    env, flush, rows = environment(), Flush("read"), []
     for shape in shapes:
         row = measure(shape, also, flush, options.rounds, kernels)
         rows.append(row)

@@ -14,11 +14,11 @@ import concurrent.futures
 import datetime
 import json
 import multiprocessing
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from recorded import command
 
 import dgnumba
 from dgnumba.dtypes import DTYPES
@@ -75,11 +75,7 @@ def main() -> None:
             print(kind, len(tiles), "tiles", got.size, "elements,", unequal, "unequal", flush=True)
     if options.out:
         gpu = dgnumba.Device.current().name
-        head = {
-            "gpu": gpu,
-            "date": datetime.date.today().isoformat(),
-            "command": "python bench/probe_tensor_core.py " + " ".join(sys.argv[1:]),
-        }
+        head = {"gpu": gpu, "date": datetime.date.today().isoformat(), "command": command()}
         others = json.loads(options.out.read_text()) if options.out.exists() else []
         others = [row for row in others if row.get("accumulators") == "float16"]  # of probe_tensor_core_f16.py
         options.out.write_text(json.dumps([*(head | row for row in rows), *others], indent=1) + "\n")

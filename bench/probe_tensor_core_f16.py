@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numba import cuda
+from recorded import command
 
 from dgnumba.device import Device
 from dgnumba.dtypes import DTYPES
@@ -167,8 +167,7 @@ def main() -> None:
     rng = np.random.default_rng(2026)
     rows = [row for kind in KINDS for row in probe(kind, options.tiles, rng)]
     if options.out:
-        head = {"gpu": Device.current().name, "date": datetime.date.today().isoformat(),
-                "command": "python bench/probe_tensor_core_f16.py " + " ".join(sys.argv[1:])}  # fmt: skip
+        head = {"gpu": Device.current().name, "date": datetime.date.today().isoformat(), "command": command()}
         others = json.loads(options.out.read_text()) if options.out.exists() else []
         others = [row for row in others if row.get("accumulators") != "float16"]
         options.out.write_text(json.dumps([*others, *(head | row for row in rows)], indent=1) + "\n")

@@ -23,6 +23,7 @@ def bench(monkeypatch):
     module = importlib.util.module_from_spec(spec)
     with monkeypatch.context() as during:
         during.setitem(sys.modules, "cupy", np)
+        during.syspath_prepend(str(BENCH.parent))
         spec.loader.exec_module(module)
     return module
 

@@ -7,8 +7,8 @@ tokens   what all warps of a multiprocessor do for columns of products, and for 
 memory   operands and output; more loads on their way than memory needs are in each other's way
 
 ``python bench/fit_cost.py`` fits the constants to bench/results/tune_gemv_h200.json with this very code, to the plans that are offered. Near the best
-the error (root mean square) is 3.9 % over 21 times of the first kernel's plans without a split and 249 with one, and 4.3 % over 65 of the second's;
-two runs' times of one plan differ by 3 % in the mean.
+the error (root mean square) is 4.1 % over 21 times of the first kernel's plans without a split, 4.0 % over 250 with one, and 4.1 % over 73 of the
+second's; two runs' times of one plan differ by 3 % in the mean.
 """
 
 from __future__ import annotations
@@ -20,16 +20,13 @@ from typing import Any, NamedTuple
 from .device import Device
 from .kernels import sm90_fp8_gemv_1d2d_rs_rules as rs
 from .kernels import sm90_fp8_gemv_1d2d_rules as gemv
-from .kernels.spec import GemmPlan
+from .kernels.spec import GemmPlan, ctas_at_once
 from .problem import GemmProblem
 
 SPLIT = f"{gemv.NAME} split"
 NAMES = (gemv.NAME, SPLIT, rs.NAME)
 """What has constants of its own: each kernel, and of the first the plans with a split. There all CTAs run at one time, so that they load, multiply
 and add up one after another; without one some of a multiprocessor's CTAs load while others do the rest."""
-
-SMEM_PER_SM = 228 << 10
-"""Shared memory of a multiprocessor, which its CTAs divide; each takes a KiB more than it asks for."""
 
 
 @dataclass(frozen=True)
@@ -131,12 +128,9 @@ def _rules_of(plan: GemmPlan) -> Any:
 
 
 def ctas_of_an_sm(plan: GemmPlan) -> int:
-    """CTAs of a plan that a multiprocessor runs at one time, by registers, threads and shared memory."""
+    """CTAs of a plan that a multiprocessor runs at one time."""
     rules = _rules_of(plan)
-    threads: int = rules.threads(plan)
-    by_registers: int = 65536 // (rules.registers(plan) * threads)
-    by_smem: int = SMEM_PER_SM // (rules.smem(plan).launch_bytes + 1024)
-    return max(1, min(by_registers, 64 * 32 // threads, by_smem))
+    return ctas_at_once(rules.threads(plan), rules.registers(plan), rules.smem(plan).launch_bytes)
 
 
 def work_of(plan: GemmPlan, problem: GemmProblem, device: Device) -> Work:

@@ -12,7 +12,7 @@ from ..layouts.smem import SmemMap
 from ..problem import GemmProblem
 from ..xp import address
 from .sm90_fp8_gemm_1d2d_rules import supports as _supports
-from .spec import Built, GemmPlan, Rule, first_broken
+from .spec import Built, GemmPlan, Rule, ctas_at_once, first_broken
 
 NAME = "sm90_fp8_gemv_1d2d"
 
@@ -79,9 +79,6 @@ RULES: tuple[Rule, ...] = (
 )
 """The single statement of the rules, the broadest first."""
 
-
-CTAS_OF_AN_SM = 32
-"""At most (CUDA C++ Programming Guide, compute capability 9.0); ptxas ignores a `.minnctapersm` beyond."""
 
 LEAST_REGISTERS = {(8, 1): 56, (8, 2): 104, (16, 1): 80, (16, 2): 128}
 """Of a thread of CTAs of BLOCK_M tokens with so many stages: with fewer ptxas 13.0 spills. Left alone it takes up to 16 more."""
@@ -150,10 +147,13 @@ def threads(plan: GemmPlan) -> int:
 
 
 def min_ctas(plan: GemmPlan) -> int:
-    """CTAs that a multiprocessor is to have registers for: as many as can be, where it is known how few registers will do."""
+    """CTAs that a multiprocessor is to have registers for: as many as can be, where it is known how few registers will do.
+
+    More than a multiprocessor runs ptxas would ignore.
+    """
     if plan.cluster == 1 or (plan.block_m, plan.num_stages) not in LEAST_REGISTERS:
         return 1
-    return max(1, min(65536 // (registers(plan) * threads(plan)), 2048 // threads(plan), CTAS_OF_AN_SM))
+    return ctas_at_once(threads(plan), registers(plan))
 
 
 def smem(plan: GemmPlan) -> SmemMap:

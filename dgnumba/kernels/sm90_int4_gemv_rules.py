@@ -14,7 +14,7 @@ from ..layouts.smem import SmemMap
 from ..xp import address
 from .int4_spec import Int4Plan, address_or_0
 from .sm90_int4_gemm_rules import refused_types
-from .spec import Built, Rule, first_broken, one_cta
+from .spec import Built, Rule, ctas_at_once, first_broken, one_cta
 
 NAME = "sm90_int4_gemv"
 
@@ -166,8 +166,7 @@ FLIGHT, OVER = 32.0, 0.113
 def estimate(plan: Int4Plan, problem: Int4Problem, device: Device) -> float:
     """What a plan should cost, in microseconds: a launch, then memory, a warp's waits or the schedulers."""
     strips, ctas, pace = plan.block_n // 16, count_tiles(plan, problem), PACES[plan.record.order]
-    by_registers, by_smem = 65536 // (registers(plan) * threads(plan)), (228 << 10) // (smem(plan).launch_bytes + 1024)
-    at_once = max(1, min(by_registers, by_smem, 2048 // threads(plan)))
+    at_once = ctas_at_once(threads(plan), registers(plan), smem(plan).launch_bytes)
     rounds = max(1.0, ctas / (device.num_sms * at_once))
     records = -(-problem.records // plan.records)
     latency = rounds * (ARRIVAL * -(-records // plan.num_stages) + pace.step * strips**0.5 * records)

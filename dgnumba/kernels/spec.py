@@ -149,6 +149,15 @@ def first_broken(rules: Iterable[Rule], plan: Staged, problem: Any = None) -> st
     return None
 
 
+def ctas_at_once(threads: int, registers: int, smem: int = 0) -> int:
+    """CTAs of so many threads, registers a thread and bytes of shared memory that a multiprocessor of Hopper runs at one time; at least one.
+
+    The limits: 64 K registers, 2048 threads, 32 CTAs, 228 KB of which a CTA takes 1 KB more than it asks for (CUDA C++ Programming Guide, compute
+    capability 9.0).
+    """
+    return max(1, min(65536 // (registers * threads), 2048 // threads, 32, (228 << 10) // (smem + 1024)))
+
+
 def one_cta(plan: Staged) -> int:
     """The `min_ctas` of a kernel whose CTAs have a multiprocessor each, or as many registers as ptxas likes."""
     return 1

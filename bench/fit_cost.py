@@ -46,8 +46,11 @@ STARTS: dict[str, AnyConstants] = {
         write_cost=1.0, write_kept=0.2, dirty_share=0.5, ragged=0.1, ragged_row=0.001,
     ),
     # A split's CTAs do not wait for each other in the loop. Its store is by the element, and begins at what one of the dense kernel's costs.
-    # Boxes past the end cost nothing where they are A's few rows: M = 1 takes the time of M = 8.
-    SWAPPED: replace(CONSTANTS[DENSE], peer_block=0.0, store=0.0, store_again=0.0, store_direct=0.06, ragged=0.0, ragged_row=0.0, row_copies=0.0),
+    # Boxes past the end cost nothing where they are A's few rows: M = 1 takes the time of M = 8. Its memory_norm from 0.9 (free) to 3 picks the same
+    # plans, and memory_share is a bandwidth near 3 only.
+    SWAPPED: replace(
+        CONSTANTS[DENSE], memory_norm=3.0, peer_block=0.0, store=0.0, store_again=0.0, store_direct=0.06, ragged=0.0, ragged_row=0.0, row_copies=0.0
+    ),
     # As the swapped one, but for its store, which is as the dense kernel's.
     RESIDENT: replace(CONSTANTS[DENSE], peer_block=0.0, store_again=0.0, store_direct=0.0, ragged=0.0, ragged_row=0.0, row_copies=0.0),
     # One warp's load after another, and no more than the datasheet's bandwidth; of a split the latter is free (`cost_gemv.CONSTANTS`).
@@ -62,7 +65,7 @@ rows: round numbers."""
 FREE = {
     DENSE: frozenset(asdict(STARTS[DENSE])) - {"clock", "latency", "memory_norm", "peer_sum", "store_direct", "row_copies", "doubt"},
     SWAPPED: frozenset(
-        "launch wgmma_floor promotion block_1 block_2 peer_tile peer_sum tile store_direct load_rate latency memory_share memory_norm".split()
+        "launch wgmma_floor promotion block_1 block_2 peer_tile peer_sum tile store_direct load_rate latency memory_share".split()
     ),
     RESIDENT: frozenset("launch wgmma_floor promotion block_2 tile store load_rate latency memory_share memory_norm".split()),
     STREAMED: frozenset("launch row step token exponent".split()),
@@ -113,8 +116,8 @@ class Measured:
 
 
 def sort_of(plan: GemmPlan) -> GemmPlan:
-    """The plan whatever its stages: of a ring, as many as fit. Of the kernels for very few rows they are another choice."""
-    return plan if plan.kernel in cost_gemv.NAMES else replace(plan, num_stages=0)
+    """The plan, of the dense kernel whatever its stages, as many as fit. Of the kernels for few rows they are another choice."""
+    return replace(plan, num_stages=0) if plan.kernel == DENSE else plan
 
 
 @cache

@@ -84,7 +84,8 @@ def set_pdl(enabled: bool, *, constant_weights: bool = False) -> None:
         enabled: whether they may.
         constant_weights: a promise of yours: when a product is called, or a graph that holds it is launched, the host has waited for what wrote
             B and its scales, and nothing writes them until the product has ended. The FP8 kernels for few tokens then ask for the first of them
-            before they wait for the kernel before them: such loads need not see what that one writes, and are not repeated. Where a call copies
+            before they wait for the kernel before them: such loads need not see what that one writes, and are not repeated; where they come through a
+            ring, it is as deep as fits, also of a plan that was named. Where a call copies
             B or unpacks its scales first, its kernel waits as ever, and so do all other kernels, INT4's among them. These are other binaries
             again. The promise holds until `set_pdl` is called without it; for calls that were prepared under it, and graphs, it stays.
 

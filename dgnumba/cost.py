@@ -55,8 +55,10 @@ TILES: dict[str, frozenset[tuple[int, int, str | None, bool]]] = {
         [(256, 128, None, True), (256, 128, "A", True), *((m, n, None, False) for m, ns in _NS.items() for n in ns)]
         + [(256, 128, "A", False), (128, 192, "A", False), (128, 192, "B", False), (128, 144, "B", False)]
     ),
-    "sm90_fp8_gemm_1d2d_swap_ab": frozenset((m, n, None, False) for m in (8, 16, 32, 64) for n in (64, 128)),
-    "sm90_fp8_gemm_1d2d_resident": frozenset((m, n, None, False) for m in (8, 16, 32, 64) for n in (128, 192, 256) if m * n < 64 * 192),
+    "sm90_fp8_gemm_1d2d_swap_ab": frozenset((m, n, None, False) for m in (8, 16, 24, 32, 48, 64) for n in (64, 128)),
+    "sm90_fp8_gemm_1d2d_resident": frozenset(
+        (m, n, None, False) for m in (8, 16, 24, 32, 48, 64) for n in (128, 192, 256) if m * n < 64 * 192
+    ),
 }
 """Tiles (BLOCK_M, BLOCK_N, operand shared, whether rotated) that were measured, by kernel: any other is doubted. The dense kernel's clusters and
 rotation were measured at M of 4096 and more."""
@@ -390,11 +392,11 @@ _NOTHING = {"ragged": 0.0, "ragged_row": 0.0, "row_copies": 0.0}
 CONSTANTS = {
     "sm90_fp8_gemm_1d2d": Constants(),
     "sm90_fp8_gemm_1d2d_swap_ab": Constants(
-        launch=2.29, wgmma_floor=27.7, promotion=1.45, block_1=152.0, block_2=266.0, peer_block=0.0, peer_tile=466.0, peer_sum=49.3, tile=61.3,
-        store=0.0, store_again=0.0, store_direct=0.284, load_rate=150.0, latency=1.47, memory_share=1.08, memory_norm=2.18, **_NOTHING),
+        launch=2.33, wgmma_floor=16.6, promotion=1.05, block_1=187.0, block_2=278.0, peer_block=0.0, peer_tile=370.0, peer_sum=74.8, tile=58.9,
+        store=0.0, store_again=0.0, store_direct=0.317, load_rate=111.0, latency=0.868, memory_share=1.02, memory_norm=3.0, **_NOTHING),
     "sm90_fp8_gemm_1d2d_resident": Constants(
-        launch=2.14, wgmma_floor=78.1, promotion=0.529, block_2=79.8, peer_block=0.0, tile=466.0, store=14.5, store_again=0.0, store_direct=0.0,
-        load_rate=111.0, latency=0.743, memory_share=0.986, memory_norm=4.5, **_NOTHING),
+        launch=2.13, wgmma_floor=73.2, promotion=0.525, block_2=75.8, peer_block=0.0, tile=326.0, store=14.6, store_again=0.0, store_direct=0.0,
+        load_rate=123.0, latency=0.716, memory_share=0.966, memory_norm=4.09, **_NOTHING),
 }  # fmt: skip
 """By kernel; one that was not measured is priced as the first. Of the second: a split's CTAs do not wait for each other in the loop, its store goes
-by the element, and boxes past the end of A's few rows cost nothing; with so low a norm its memory_share is none. The third: but for the store."""
+by the element, and boxes past the end of A's few rows cost nothing. The third: but for the store."""

@@ -89,13 +89,14 @@ class PreparedLaunch:
     """The launch of one plan on laid-out operands of one form: extents, strides, types and GPU."""
 
     def __init__(self, choice: Choice, laid: LaidOut, device: Device, pdl: bool, constant_weights: bool = False) -> None:
-        kernel, plan = choice.kernel, choice.plan
+        made = Launched.of(choice, pdl, constant_weights)
+        kernel, plan = made.kernel, made.plan
         grid, smem = kernel.grid(plan, laid.problem, device), kernel.smem(plan)
         shape = launching.LaunchShape(
             (grid, 1, 1), (kernel.threads(plan), 1, 1), smem.launch_bytes, (plan.cluster, 1, 1), pdl and kernel.WAITS
         )
         assert device.index is not None
-        self.launcher = program(Launched.of(choice, pdl, constant_weights), device).launcher(device.index, shape)
+        self.launcher = program(made, device).launcher(device.index, shape)
         args = kernel.bind(plan, laid)
         self.encoders = tuple(launching.encoder(x) for x in args if getattr(x, "is_tensor_map", False))
         self.sources, self.pointers = kernel.mapped_arrays(plan), kernel.pointers(plan)

@@ -60,7 +60,7 @@ def tune(
     Args:
         shapes: ``(m, n, k)`` each.
         a_dtype, b_dtype, d_dtype: element types.
-        candidates: how many plans to measure of a shape, the cheapest by the model, and of the first few those with a stage or two less;
+        candidates: how many plans to measure of a shape, the cheapest by the model, and of the first few those with a stage more or one or two less;
             None: all.
         rounds: launches of each plan, of which the median counts.
         jobs: processes that compile at one time.
@@ -99,11 +99,11 @@ def method(rounds: int) -> str:
 
 
 def plans_for(problem: GemmProblem, device: Device, candidates: int | None = CANDIDATES) -> list[Choice]:
-    """The plans to measure: the cheapest by the model, and the first few of them with a stage or two less."""
+    """The plans to measure: the cheapest by the model, and the first few of them with a stage more, where it fits, and with one or two less."""
     ranked = planning.ranked(problem, device)
     first = [plan for _, plan, _ in ranked[:candidates]]
-    shorter = [replace(plan, num_stages=plan.num_stages - less) for plan in first[:_VARIED] for less in (1, 2)]
-    return [choice for plan in dict.fromkeys([*first, *shorter]) if (choice := _valid(plan, problem, device)) is not None]
+    others = [replace(plan, num_stages=plan.num_stages + more) for plan in first[:_VARIED] for more in (1, -1, -2)]
+    return [choice for plan in dict.fromkeys([*first, *others]) if (choice := _valid(plan, problem, device)) is not None]
 
 
 def _valid(plan: GemmPlan, problem: GemmProblem, device: Device) -> Choice | None:

@@ -51,10 +51,10 @@ def test_the_measurements_are_what_the_model_says_it_was_fitted_to():
     assert set(MEASURED) - {cost_gemv.SPLIT} == {k.NAME for k in KERNELS} - {"sm80_gemm"}
     assert set(MEASURED) == {*CONSTANTS, *cost_gemv.CONSTANTS}
     assert (DENSE.us.size, len(np.unique(DENSE.shapes, axis=0))) == (1284, 64)
-    assert (SWAPPED.us.size, len(np.unique(SWAPPED.shapes, axis=0))) == (869, 66)
-    assert (HELD.us.size, len(np.unique(HELD.shapes, axis=0))) == (34, 10)
+    assert (SWAPPED.us.size, len(np.unique(SWAPPED.shapes, axis=0))) == (1022, 83)
+    assert (HELD.us.size, len(np.unique(HELD.shapes, axis=0))) == (54, 16)
     sizes = [(MEASURED[name].us.size, len(np.unique(MEASURED[name].shapes, axis=0))) for name in cost_gemv.NAMES]
-    assert sizes == [(21, 21), (371, 33), (141, 16)]
+    assert sizes == [(22, 22), (371, 33), (154, 17)]
     for module, data in ((kernel, DENSE), (swapped_kernel, SWAPPED), (RESIDENT, HELD)):
         assert tiles_of(data) == TILES[module.NAME]
         assert not data.work.is_doubted.any()
@@ -73,24 +73,25 @@ def test_a_run_is_put_to_the_pace_of_the_others():
 
 def test_the_shipped_constants_pick_well():
     """Of all kernels' measured plans for a shape, the cheapest is nearly the best; so it is of one kernel's, but for the splits of the first kernel
-    for very few rows, of which it is on 85 % of 33 shapes, and 12 % behind at worst (16x512x4096, where another kernel's plan is chosen)."""
+    for very few rows, of which it is on 85 % of 33 shapes, and 9 % behind at worst (16x512x4096, where another kernel's plan is chosen), and the
+    swapped kernel by itself, of which it is on 89 % of 83, and 6 % behind at worst."""
     of = dict(zip(MEASURED, ALL))
     few = [pair for pair in ALL if pair[0] is not DENSE]
     gemv = [of[SKINNY.NAME], of[cost_gemv.SPLIT], of[SKINNY_RS.NAME]]
     for kernels, shapes in (
-        (ALL, 102),
+        (ALL, 119),
         ([of[kernel.NAME]], 64),
-        (few, 66),
-        ([of[swapped_kernel.NAME]], 66),
-        (gemv[::2], 21),
-        ([of[RESIDENT.NAME]], 10),
+        (few, 83),
+        (gemv[::2], 22),
+        ([of[RESIDENT.NAME]], 16),
     ):
         found = fit_cost.losses(kernels)
         assert len(found) == shapes
         assert fit_cost.share_within(found.values()) >= GOOD_SHARE
-    found = fit_cost.losses([gemv[1]])
-    assert len(found) == 33
-    assert fit_cost.share_within(found.values()) >= 28 / 33
+    for one, shapes, good in ((gemv[1], 33, 28), (of[swapped_kernel.NAME], 83, 74)):
+        found = fit_cost.losses([one])
+        assert len(found) == shapes
+        assert fit_cost.share_within(found.values()) >= good / shapes
 
 
 def error_near_the_best(data, constants):
@@ -100,9 +101,9 @@ def error_near_the_best(data, constants):
 
 ERRORS = {
     kernel.NAME: 0.039,
-    swapped_kernel.NAME: 0.037,
-    RESIDENT.NAME: 0.016,
-    SKINNY.NAME: 0.041,
+    swapped_kernel.NAME: 0.035,
+    RESIDENT.NAME: 0.015,
+    SKINNY.NAME: 0.042,
     cost_gemv.SPLIT: 0.040,
     SKINNY_RS.NAME: 0.041,
 }
@@ -133,39 +134,67 @@ def test_of_the_large_shapes_the_best_measured_plan_is_chosen(shape):
 
 
 def test_of_few_rows_a_measured_plan_near_the_best_is_chosen():
-    """By `choose` itself, which has plans that were not measured to pick from. Measured with fewer stages than are built now counts."""
+    """By `choose` itself, which has plans that were not measured to pick from."""
     times = {}
     for data in MEASURED.values():
         for p, shape, us in zip(data.plans, map(tuple, data.shapes.tolist()), data.us.tolist()):
             if shape[0] <= 128:
                 times.setdefault(shape, {})[fit_cost.sort_of(p)] = us
-    assert {shape[0] for shape in times} == {1, 4, 8, 12, 16, 32, 64, 128} and len(times) == 66
+    assert {shape[0] for shape in times} == {1, 4, 8, 12, 16, 24, 32, 48, 64, 128} and len(times) == 83
     chosen = {shape: fit_cost.sort_of(choose(GemmProblem(*shape), H200).plan) for shape in times}
     found = [us[chosen[shape]] / min(us.values()) if chosen[shape] in us else np.inf for shape, us in times.items()]
     assert fit_cost.share_within(found) >= GOOD_SHARE
     assert {p.kernel for (m, _, _), p in chosen.items() if 16 < m <= 32} == {swapped_kernel.NAME, RESIDENT.NAME}
     held = {shape for shape, p in chosen.items() if p.kernel == RESIDENT.NAME}
-    assert held == {(1, 24576, 1536)} | {(m, n, k) for m in (8, 16, 32, 64) for n, k in MANY_TILES} - {(8, 32768, 512)}
+    expected = {(m, n, k) for m in (8, 16, 24, 32, 48, 64) for n, k in MANY_TILES} - {(8, 32768, 512)}
+    assert held == expected | {(1, 24576, 1536), (1, 28672, 8192), (8, 28672, 8192)}
 
 
 def test_of_plans_that_took_turns_one_near_the_best_is_chosen():
-    """Of all kernels for few rows, at 52 shapes: 3 % slower than the fastest at most on 50 of them, 7.5 % at worst (4x4096x7168), 0.6 % in the mean.
-    Each of the kernels is chosen where it is the fastest."""
+    """Of all kernels for few rows, at 62 shapes, by two readings in random orders: 10 % slower than the fastest at worst (8x512x4096), 0.8 % in the
+    mean. Each of the kernels is chosen where it is the fastest."""
     losses, kernels = {}, set()
-    # the last run has all that is near the fastest; of what was disturbed in it, another reading
-    for problem, last in BY_TURNS["l2"].items():
-        times = BY_TURNS["l2_first"].get(problem, {}) | last
+    for problem, last in BY_TURNS["offered"].items():
+        first = BY_TURNS["depth"].get(problem, {})
+        times = {p: (first.get(p, last.get(p)) * last.get(p, first.get(p))) ** 0.5 for p in first | last}
         if problem.m <= 32:
             chosen, fastest = choose(problem, H200).plan, min(times, key=times.get)
             losses[problem] = times[chosen] / times[fastest]
             kernels.add((cost_gemv.model_of(chosen), fastest == chosen))
-    assert len(losses) == 52 and {problem.m for problem in losses} == {1, 4, 8, 12, 16, 32}
-    assert fit_cost.share_within(losses.values()) >= GOOD_SHARE
+    assert len(losses) == 62 and {problem.m for problem in losses} == {1, 4, 8, 12, 16, 24, 32}
+    assert fit_cost.share_within(losses.values()) >= 0.87
     worst = max(losses, key=losses.get)
-    assert (worst.m, worst.n, worst.k) == (4, 4096, 7168) and losses.pop(worst) < 1.08
-    assert max(losses.values()) < 1.04
+    assert (worst.m, worst.n, worst.k) == (8, 512, 4096) and losses.pop(worst) < 1.11
+    assert max(losses.values()) < 1.065
     assert np.exp(np.mean(np.log(list(losses.values())))) < 1.01
     assert {(name, True) for name in (swapped_kernel.NAME, RESIDENT.NAME, *cost_gemv.NAMES)} <= kernels
+
+
+def _depths():
+    """Of the swapped kernel and of the one that holds all of A: tile and shape -> {stages: microseconds}, near the best plan of the shape."""
+    tiles, best = {}, {}
+    for problem, times in BY_TURNS["depth"].items():
+        best[problem] = min(times.values())
+        for p, us in times.items():
+            if p.kernel in (swapped_kernel.NAME, RESIDENT.NAME):
+                tiles.setdefault((problem, dataclasses.replace(p, num_stages=2)), {})[p.num_stages] = us
+    return {tile: us for tile, us in tiles.items() if min(us.values()) <= 1.15 * best[tile[0]] and len(us) > 1}
+
+
+def test_rings_are_as_deep_as_is_fastest():
+    """Of some two hundred tiles near the best, each measured with several depths: those that are offered are 1 % from the best depth in the mean, as
+    deep as fits is 3 % from it."""
+    offered, deepest = [], []
+    for (problem, tile), us in _depths().items():
+        kernel_of = RESIDENT if tile.kernel == RESIDENT.NAME else swapped_kernel
+        found = [p.num_stages for p in kernel_of.candidates(problem, H200) if dataclasses.replace(p, num_stages=2) == tile]
+        assert len(found) == 1, "one depth a tile"
+        if found[0] in us:
+            offered.append(us[found[0]] / min(us.values()))
+            deepest.append(us[max(us)] / min(us.values()))
+    assert len(offered) > 150
+    assert np.mean(np.log(offered)) < 0.012 and max(offered) < 1.09
+    assert np.mean(np.log(deepest)) > 0.024
 
 
 def test_the_kernels_for_very_few_rows_are_offered_as_measured():
@@ -184,7 +213,7 @@ def test_the_kernels_for_very_few_rows_are_offered_as_measured():
         offered = SKINNY_RS.candidates(problem, H200)
         # by turns with the others' plans of today, where there are such
         others = [
-            us for p, us in (times | BY_TURNS["sums"].get(problem, {}) | BY_TURNS["l2"][problem]).items() if p.kernel != SKINNY_RS.NAME
+            us for p, us in (times | BY_TURNS["sums"].get(problem, {}) | BY_TURNS["offered"][problem]).items() if p.kernel != SKINNY_RS.NAME
         ]
         fastest = min((p for p in times if p.kernel == SKINNY_RS.NAME), key=times.get)
         assert set(offered) <= set(times)
@@ -204,10 +233,9 @@ def test_the_fit_finds_the_shipped_constants():
 
 @pytest.mark.parametrize("columns", [(1, 2), pytest.param((0,), marks=pytest.mark.full)], ids=["whole (N, K)", "whole M"])
 def test_what_was_held_out_is_picked_well(columns):
-    """Of the two kernels that take any N and K. Of all kernels it is 90 % without the shape's (N, K), in which the kernel that holds all of A has two
-    pairs only, so that it is told by one: `bench/fit_cost.py --held-out` has the figures."""
-    found = fit_cost.held_out([DENSE, SWAPPED], columns)
-    assert len(found) == 102
+    """Of all kernels: 92 % without the shape's (N, K), 91 % without its M, as `bench/fit_cost.py --held-out` says."""
+    found = fit_cost.held_out(list(MEASURED.values()), columns)
+    assert len(found) == 119
     assert fit_cost.share_within(found.values()) >= GOOD_SHARE
 
 
@@ -227,11 +255,11 @@ def test_each_half_of_the_shapes_tells_the_other(seed):
     masks = [(data, (data.shapes[:, None] == shapes[half]).all(2).any(1)) for data in (DENSE, SWAPPED)]
     found = fit_cost.losses((data.where(held), fit_cost.fit(data.where(~held))) for data, held in masks)
     found |= fit_cost.losses((data.where(~held), fit_cost.fit(data.where(held))) for data, held in masks)
-    assert len(found) == 102
+    assert len(found) == 119
     # of how these two rank where another kernel is chosen nothing follows
     best, of_both = best_times(MEASURED.values()), best_times((DENSE, SWAPPED))
     needed = [loss for shape, loss in found.items() if of_both[shape] <= fit_cost.WITHIN * best[shape]]
-    assert len(needed) == 73
+    assert len(needed) == 93
     assert fit_cost.share_within(needed) >= GOOD_SHARE
 
 

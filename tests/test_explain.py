@@ -132,7 +132,10 @@ def test_explain_tells_how_a_launch_begins(monkeypatch):
         "launch     begins as the kernel before it ends, ",
         "waits for that one, and lets the next begin behind its loads; built as ",
     )
-    assert said == [[], [f"{begin}{end}{name!r}"], [f"{begin}asks for its first weights, then {end}{name + ' weights_first'!r}"]]
+    assert explained.launched.num_stages == 6 > explained.choice.plan.num_stages, "first weights have a ring as deep as fits"
+    first = explained.launched.name
+    assert first.endswith(" weights_first")
+    assert said == [[], [f"{begin}{end}{name!r}"], [f"{begin}asks for its first weights, then {end}{first!r}"]]
     assert "weights_first" not in str(api.explain((a, sfa), (np.asfortranarray(b), sfb))), "a copy is what the kernel before has written"
     assert not any(line.startswith("launch") for line in str(api.explain(*ones(4096, 4096, 512))).splitlines()), (
         "the kernel for many tokens"

@@ -65,12 +65,12 @@ def test_five_kernels_take_every_number_of_tokens(layer, rng):
 
 LOSSES = {
     "2112x7168": 0.065,
-    "576x7168": 0.105,
-    "24576x1536": 0.001,
-    "32768x512": 0.004,
-    "7168x16384": 0.023,
-    "4096x7168": 0.062,
-    "7168x2048": 0.019,
+    "576x7168": 0.12,
+    "24576x1536": 0.004,
+    "32768x512": 0.006,
+    "7168x16384": 0.021,
+    "4096x7168": 0.053,
+    "7168x2048": 0.023,
 }
 """What five cost, by the model, in the mean over numbers of tokens spread evenly over octaves. Of 576x7168 the best
 plans for few tokens, splits over clusters, are for few numbers of tokens each; of 7168x2048
@@ -119,7 +119,9 @@ def test_more_kernels_cost_less():
 def test_a_family_that_cannot_take_all_is_refused():
     assert len(family(LAYERS["7168x2048"], H200, 1)) == 1
     offers = layer_plans._offers(LAYERS["7168x2048"], H200, layer_plans._FEW)
-    only_small = offers._replace(offered=offers.offered & (offers.grid <= 64))
+    small = offers.offered & (offers.grid <= 64)
+    there = np.flatnonzero(small.any(1))
+    only_small = offers._replace(plans=tuple(offers.plans[i] for i in there), offered=small[there], us=offers.us[there])
     with (
         pytest.MonkeyPatch.context() as patch,
         pytest.raises(ProblemError, match="most: expected as many plans as take 1 to 16384 tokens, got 3"),

@@ -356,9 +356,13 @@ def test_first_weights_wait_where_the_call_itself_makes_them(monkeypatch, chosen
     assert laid.has_callers_weights is is_callers and any(words.startswith("a:") for words in laid.copies)
     for pdl, constant in ((True, True), (True, False), (False, False), (True, True)):
         prepared.prepared(choice, laid, device, pdl, constant)
-    early = [dataclasses.replace(chosen, pdl=True, weights_first=True)] * is_callers
+    deep = choice.kernel.first_stages(chosen)
+    assert deep >= chosen.num_stages
+    early = [dataclasses.replace(chosen, pdl=True, weights_first=True, num_stages=deep)] * is_callers
     assert built == [*early, dataclasses.replace(chosen, pdl=True), chosen], "each form once"
     assert all(shape.pdl == plan_.pdl for shape, plan_ in zip(shapes, built, strict=True))
+    # the ring of first weights is deeper: with the other's shared memory it wrote past the end (an H200 said so)
+    assert [shape.smem for shape in shapes] == [choice.kernel.smem(plan_).launch_bytes for plan_ in built]
 
 
 # Batch invariance

@@ -12,7 +12,7 @@ from ..layouts.smem import SmemMap
 from ..problem import GemmProblem
 from ..xp import address
 from .sm80_cost import Parts, price
-from .spec import Built, GemmPlan, Rule, first_broken, most_stages, one_cta
+from .spec import Built, GemmPlan, Rule, first_broken, most_stages, one_cta, own_stages
 
 NAME = "sm80_gemm"
 
@@ -79,6 +79,7 @@ WAITS = False
 LAUNCHES_DEPENDENTS = False
 WEIGHTS_FIRST = False
 RESIDENT = False
+first_stages = own_stages
 min_ctas = one_cta
 
 

@@ -14,7 +14,7 @@ from ..layouts.tiles import column_scales
 from ..problem import GemmProblem
 from ..xp import address
 from .epilogue_rules import EPILOGUES, panel_box, staging_bytes
-from .spec import RING, Built, GemmPlan, Rule, changed, first_broken, most_stages, one_cta
+from .spec import RING, Built, GemmPlan, Rule, changed, first_broken, most_stages, one_cta, own_stages
 
 NAME = "sm90_fp8_gemm_1d2d"
 
@@ -26,6 +26,7 @@ WAITS = True
 LAUNCHES_DEPENDENTS = False
 WEIGHTS_FIRST = False
 RESIDENT = False
+first_stages = own_stages
 min_ctas = one_cta
 
 

@@ -11,7 +11,7 @@ Barriers:  full[stage]   1 arrival + bytes of B, A, SFA, SFB       producer -> c
 Tile:      for each stage of BLOCK_K / 128 blocks: all its wgmma -> wait -> release -> total += acc * (SFA of the column * SFB) for each block
 Split:     SPLIT CTAs of a cluster share a tile, each a range of K. Each owns some registers of the fragments: who has a sum sends it to the owner
            (st.async), who adds in rank order, so that a result has the same bits every run, and nobody has to stay until a peer has read
-Budget:    smem = layouts.smem of plan, nearly all of it: what counts is bytes in flight
+Budget:    smem = layouts.smem of plan: the ring holds what memory needs to have on its way, more is slower (`spec.stages_in_flight`)
 Follows:   the swap of operands that CUTLASS and TensorRT-LLM use for decode; no code of theirs.
 """
 

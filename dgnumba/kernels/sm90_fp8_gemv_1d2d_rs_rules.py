@@ -12,7 +12,7 @@ from ..problem import GemmProblem
 from ..xp import address
 from .sm90_fp8_gemm_1d2d_rules import supports as _supports
 from .sm90_fp8_gemv_1d2d_rules import of_sums
-from .spec import Built, GemmPlan, Rule, first_broken, one_cta
+from .spec import Built, GemmPlan, Rule, first_broken, one_cta, own_stages
 
 NAME = "sm90_fp8_gemv_1d2d_rs"
 
@@ -38,6 +38,7 @@ WAITS = True
 LAUNCHES_DEPENDENTS = True
 WEIGHTS_FIRST = True
 RESIDENT = False
+first_stages = own_stages
 min_ctas = one_cta
 
 

@@ -12,7 +12,7 @@ from ..layouts.smem import SmemMap
 from ..problem import GemmProblem
 from ..xp import address
 from .sm90_fp8_gemm_1d2d_rules import supports as _supports
-from .spec import Built, GemmPlan, Rule, ctas_at_once, first_broken
+from .spec import Built, GemmPlan, Rule, ctas_at_once, first_broken, own_stages
 
 NAME = "sm90_fp8_gemv_1d2d"
 
@@ -53,6 +53,7 @@ WAITS = True
 LAUNCHES_DEPENDENTS = True
 WEIGHTS_FIRST = True
 RESIDENT = False
+first_stages = own_stages
 
 
 def is_batch_invariant(plan: GemmPlan) -> bool:

@@ -257,7 +257,8 @@ def test_a_launch_with_pdl_builds_it_where_the_kernel_can():
         assert launched(chosen, kernel, False) == chosen
         assert launched(chosen, kernel, True) == dataclasses.replace(chosen, pdl=kernel.LAUNCHES_DEPENDENTS)
         assert launched(chosen, kernel, False, True) == chosen
-        is_first = dataclasses.replace(chosen, pdl=kernel.LAUNCHES_DEPENDENTS, weights_first=kernel.WEIGHTS_FIRST)
+        deep = kernel.first_stages(chosen) if kernel.WEIGHTS_FIRST else chosen.num_stages
+        is_first = dataclasses.replace(chosen, pdl=kernel.LAUNCHES_DEPENDENTS, weights_first=kernel.WEIGHTS_FIRST, num_stages=deep)
         assert launched(chosen, kernel, True, True) == is_first
     assert {kernel.NAME for kernel in KERNELS if kernel.WEIGHTS_FIRST} == {kernel.NAME for kernel in KERNELS if kernel.LAUNCHES_DEPENDENTS}
 

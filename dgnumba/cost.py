@@ -50,18 +50,16 @@ LINE_GAIN = 1.05
 _NS = {
     16: (32, 64, 96, 128), 32: (64, 112), 64: (16, 32, 48, 64, 96, 112, 128, 192), 128: (64, 96, 112, 128, 144, 160, 176, 192), 256: (64, 96, 128),
 }  # fmt: skip
+_FEW_ROWS = (8, 16, 24, 32, 48, 64)
 TILES: dict[str, frozenset[tuple[int, int, str | None, bool]]] = {
     "sm90_fp8_gemm_1d2d": frozenset(
         [(256, 128, None, True), (256, 128, "A", True), *((m, n, None, False) for m, ns in _NS.items() for n in ns)]
         + [(256, 128, "A", False), (128, 192, "A", False), (128, 192, "B", False), (128, 144, "B", False)]
     ),
-    "sm90_fp8_gemm_1d2d_swap_ab": frozenset((m, n, None, False) for m in (8, 16, 24, 32, 48, 64) for n in (64, 128)),
-    "sm90_fp8_gemm_1d2d_resident": frozenset(
-        (m, n, None, False) for m in (8, 16, 24, 32, 48, 64) for n in (128, 192, 256) if m * n < 64 * 192
-    ),
+    "sm90_fp8_gemm_1d2d_swap_ab": frozenset((m, n, None, False) for m in _FEW_ROWS for n in (64, 128)),
+    "sm90_fp8_gemm_1d2d_resident": frozenset((m, n, None, False) for m in _FEW_ROWS for n in (128, 192, 256) if m * n < 64 * 192),
 }
-"""Tiles (BLOCK_M, BLOCK_N, operand shared, whether rotated) that were measured, by kernel: any other is doubted. The dense kernel's clusters and
-rotation were measured at M of 4096 and more."""
+"""Tiles (BLOCK_M, BLOCK_N, operand shared, rotated) that were measured: others are doubted. The dense one's clusters and rotation: at M >= 4096."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dgnumba.dtypes import DTYPES
 from dgnumba.errors import PlanError, UnsupportedError
 from dgnumba.kernels import KERNELS, GemmPlan
 from dgnumba.kernels.int4_spec import Int4Plan
+from dgnumba.kernels.spec import stages_in_flight
 from dgnumba.plan import choose, estimate, kernel_named, measured_for, named, validate, waves
 from dgnumba.problem import GemmProblem
 
@@ -359,6 +360,23 @@ def test_a_kernel_for_few_rows_has_a_cta_for_each_tile_on_a_smaller_gpu_too():
     """Of 115 tiles on 114 multiprocessors: the hardware deals them out."""
     problem, device = GemmProblem(1, 1825, 512), KNOWN["h100-pcie"]
     check_fits(choose(problem, device).plan, problem, device)
+
+
+@pytest.mark.parametrize(
+    "weights, ctas, share, expected",
+    [
+        (64 * 512, 112, 1.0, 3),  # 9.1 MB on an H200: 81 KB each
+        (64 * 256, 112, 1.0, 5),
+        (64 * 512, 64, 1.0, 4),  # 112 KB a CTA at most
+        (64 * 128, 1, 1.0, 14),
+        (64 * 1024, 132, 1.0, 3),  # three at least
+        (64 * 256, 112, 0.5, 3),  # half the bandwidth needs half as much
+        (64 * 512, 0, 1.0, 4),  # nothing to do: planned as any
+    ],
+)
+def test_a_ring_holds_what_memory_needs(weights, ctas, share, expected):
+    slower = dataclasses.replace(H200, memory_bandwidth=H200.memory_bandwidth * share)
+    assert stages_in_flight(weights, ctas, slower) == expected
 
 
 @pytest.mark.parametrize(

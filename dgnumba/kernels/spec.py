@@ -207,7 +207,7 @@ def stages_in_flight(weights: int, ctas: int, device: Device) -> int:
     of the best, over 66 products of up to 128 rows, this rule is 0.8 % from the best depth in the mean, all stages that fit are 3.2 %
     (H200, 2026-11-30, bench/NOTES.md).
     """
-    ring = min(MOST_IN_FLIGHT, device.memory_bandwidth * IN_FLIGHT / ctas)
+    ring = min(MOST_IN_FLIGHT, device.memory_bandwidth * IN_FLIGHT / max(1, ctas))
     return max(FEWEST_STAGES, int(ring / weights + 0.5))
 
 
